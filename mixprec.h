@@ -7380,6 +7380,13 @@ extern "C" {
 #  define MIXPI_SELDOM
 #endif
 
+/* Calls, and returns from this function if the call failed. For functions that clean up nothing. */
+#define MIXPI_TRY(call) \
+    do { \
+        const mixp_result mixpi_tried = (call); \
+        if (mixpi_tried != MIXP_OK) return mixpi_tried; \
+    } while (0)
+
 /* The function's argument number `format` is a printf format for the arguments from `first` on. */
 #if MIXPI_GNU
 #  define MIXPI_PRINTF(format, first) __attribute__((__format__(__printf__, format, first)))
@@ -8151,15 +8158,14 @@ static int64_t mixpi_map_block(const mixpi_map *m)
 /* Cuts the rows into runs. If outputs are few, runs are short, to give all threads work. */
 static void mixpi_sum_plan(mixpi_sum *s) {
     mixpi_map *m = &s->map;
-    int last, few;
     mixpi_map_plan(m);
-    last = m->axes.rank - 1;
+    int last = m->axes.rank - 1;
     s->fold = m->periodic[0] || m->axes.s[0][last] == 0;
     s->rows = s->fold ? m->rows * m->blocks : m->rows;
     s->tiles = s->fold ? 1 : m->blocks;
     s->out_cols = m->cols;
     if (s->fold) s->out_cols = m->periodic[0] ? m->period : 1;
-    few = m->outputs * s->tiles < 64;
+    int few = m->outputs * s->tiles < 64;
     s->run = 128;
     if (few) s->run = mixpi_min(s->run, mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)));
     s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;
@@ -8875,10 +8881,9 @@ static mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m, mixpi_unit un
 
 /* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
 static mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_sum *s, const mixpi_map_units *units) {
-    int64_t tiles;
     if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
     mixpi_sum_plan(s);
-    tiles = s->map.outputs * s->tiles;
+    int64_t tiles = s->map.outputs * s->tiles;
     if (tiles == 0) return MIXP_OK;
     if (s->runs > 1) {
         size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);
@@ -8890,8 +8895,8 @@ static mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_sum *s, const mixpi_m
     return MIXP_OK;
 }
 
-static mixp_result mixpi_cpu_unary(const mixp_exec *x, const mixp_unary_args *k,
-                                   const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_unary(
+    const mixp_exec *x, const mixp_unary_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
@@ -8901,8 +8906,8 @@ static mixp_result mixpi_cpu_unary(const mixp_exec *x, const mixp_unary_args *k,
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary_backward_args *k,
-                                            const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_unary_backward(
+    const mixp_exec *x, const mixp_unary_backward_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
@@ -8914,8 +8919,8 @@ static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_binary(const mixp_exec *x, const mixp_binary_args *k,
-                                    const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_binary(
+    const mixp_exec *x, const mixp_binary_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if (!mixpi_binary_is_valid(k)) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
@@ -8924,8 +8929,8 @@ static mixp_result mixpi_cpu_binary(const mixp_exec *x, const mixp_binary_args *
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_binary_backward(const mixp_exec *x, const mixp_binary_args *k,
-                                             const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_binary_backward(
+    const mixp_exec *x, const mixp_binary_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
     int sums;
@@ -8936,16 +8941,16 @@ static mixp_result mixpi_cpu_binary_backward(const mixp_exec *x, const mixp_bina
     return sums ? mixpi_sum_run(x, &s, units) : mixpi_map_run(x, &s.map, units->map);
 }
 
-static mixp_result mixpi_cpu_reduce(const mixp_exec *x, const mixp_reduce_args *k,
-                                    const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_reduce(
+    const mixp_exec *x, const mixp_reduce_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
     s.factor = k->factor;
     return mixpi_sum_run(x, &s, units);
 }
 
-static mixp_result mixpi_cpu_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k,
-                                             const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_reduce_backward(
+    const mixp_exec *x, const mixp_reduce_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
     m.p = k->factor;
@@ -8959,8 +8964,8 @@ static void mixpi_note_bad(const mixp_scale_by_args *k) {
     }
 }
 
-static mixp_result mixpi_cpu_scale_by(const mixp_exec *x, const mixp_scale_by_args *k,
-                                      const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_scale_by(
+    const mixp_exec *x, const mixp_scale_by_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
@@ -8970,16 +8975,16 @@ static mixp_result mixpi_cpu_scale_by(const mixp_exec *x, const mixp_scale_by_ar
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_where(const mixp_exec *x, const mixp_where_args *k,
-                                   const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_where(
+    const mixp_exec *x, const mixp_where_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if (!mixpi_where_is_valid(k)) return MIXP_ERR_ARGUMENT;
     mixpi_where_map(&m, k);
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_where_backward(const mixp_exec *x, const mixp_where_args *k,
-                                            const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_where_backward(
+    const mixp_exec *x, const mixp_where_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data) return MIXP_ERR_ARGUMENT;
     mixpi_where_slope_map(&s.map, k);
@@ -8989,8 +8994,8 @@ static mixp_result mixpi_cpu_where_backward(const mixp_exec *x, const mixp_where
     return mixpi_sum_run(x, &s, units);
 }
 
-static mixp_result mixpi_cpu_dropout(const mixp_exec *x, const mixp_dropout_args *k,
-                                     mixpi_unit unit) {
+static mixp_result mixpi_cpu_dropout(
+    const mixp_exec *x, const mixp_dropout_args *k, mixpi_unit unit) {
     mixpi_dropout_job d;
     if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
@@ -8998,8 +9003,8 @@ static mixp_result mixpi_cpu_dropout(const mixp_exec *x, const mixp_dropout_args
     return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_BLOCK, unit, &d);
 }
 
-static mixp_result mixpi_cpu_random(const mixp_exec *x, const mixp_random_args *k,
-                                    mixpi_unit unit) {
+static mixp_result mixpi_cpu_random(
+    const mixp_exec *x, const mixp_random_args *k, mixpi_unit unit) {
     mixpi_random_job d;
     if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
         return MIXP_ERR_ARGUMENT;
@@ -9020,8 +9025,8 @@ static mixp_result mixpi_cpu_max(const mixp_exec *x, const mixp_max_args *k, mix
     return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK), unit, k);
 }
 
-static mixp_result mixpi_cpu_max_backward(const mixp_exec *x, const mixp_max_backward_args *k,
-                                          mixpi_unit unit) {
+static mixp_result mixpi_cpu_max_backward(
+    const mixp_exec *x, const mixp_max_backward_args *k, mixpi_unit unit) {
     mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
     int64_t each = mixpi_min(lines.length, MIXPI_BLOCK);
     if (!mixpi_reads(k->dy) || !mixpi_writes(k->da) || (k->shared && !mixpi_reads(k->a)))
@@ -9030,8 +9035,8 @@ static mixp_result mixpi_cpu_max_backward(const mixp_exec *x, const mixp_max_bac
     return mixpi_each_unit(x, k->outer * (lines.along_n ? 1 : k->n) * lines.blocks, each, unit, k);
 }
 
-static mixp_result mixpi_cpu_gather(const mixp_exec *x, const mixp_gather_args *k,
-                                    mixpi_unit unit) {
+static mixp_result mixpi_cpu_gather(
+    const mixp_exec *x, const mixp_gather_args *k, mixpi_unit unit) {
     int64_t count = k->outer * k->m * k->inner;
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
@@ -9039,8 +9044,8 @@ static mixp_result mixpi_cpu_gather(const mixp_exec *x, const mixp_gather_args *
     return mixpi_each_unit(x, mixpi_ceil_div(count, MIXPI_BLOCK), 4 * MIXPI_BLOCK, unit, k);
 }
 
-static mixp_result mixpi_cpu_gather_backward(const mixp_exec *x, const mixp_gather_args *k,
-                                             mixpi_unit unit) {
+static mixp_result mixpi_cpu_gather_backward(
+    const mixp_exec *x, const mixp_gather_args *k, mixpi_unit unit) {
     int64_t count = k->outer * k->m * k->inner, tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (!k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
@@ -9056,22 +9061,22 @@ static mixp_result mixpi_cpu_rope(const mixp_exec *x, const mixp_rope_args *k, m
     job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + pairs;
-    mixpi_each_unit(x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16,
-                    mixpi_rope_run, &job);
+    mixpi_each_unit(
+        x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16, mixpi_rope_run, &job);
     return mixpi_each_unit(x, k->rows * k->t, k->heads * k->d, unit, &job);
 }
 
 /* --- softmax, norms, embedding --- */
 
-static mixp_result mixpi_cpu_softmax(const mixp_exec *x, const mixp_softmax_args *k,
-                                     mixpi_unit row) {
+static mixp_result mixpi_cpu_softmax(
+    const mixp_exec *x, const mixp_softmax_args *k, mixpi_unit row) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
-static mixp_result mixpi_cpu_softmax_backward(const mixp_exec *x,
-                                              const mixp_softmax_backward_args *k, mixpi_unit row) {
+static mixp_result mixpi_cpu_softmax_backward(
+    const mixp_exec *x, const mixp_softmax_backward_args *k, mixpi_unit row) {
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da)) return MIXP_ERR_DTYPE;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
@@ -9090,8 +9095,8 @@ static mixp_result mixpi_cpu_add_norm(const mixp_exec *x, const mixp_norm_args *
 }
 
 /* join: adds the tasks' sums of a block of columns. */
-static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k,
-                                           mixpi_unit row, mixpi_unit join) {
+static mixp_result mixpi_cpu_norm_backward(
+    const mixp_exec *x, const mixp_norm_backward_args *k, mixpi_unit row, mixpi_unit join) {
     mixpi_norm_back_job job = mixpi_norm_back_plan(k);
     mixpi_units units = { row, NULL, k->rows, 1 };
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
@@ -9112,21 +9117,20 @@ static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_b
     units.per_task = job.per_task;
     mixpi_run_units(x, &units, k->rows * k->cols);
     if (!job.sums) return MIXP_OK;
-    return mixpi_each_unit(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK, join,
-                           &job);
+    return mixpi_each_unit(
+        x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK, join, &job);
 }
 
-static mixp_result mixpi_cpu_embedding(const mixp_exec *x, const mixp_embedding_args *k,
-                                       mixpi_unit row) {
+static mixp_result mixpi_cpu_embedding(
+    const mixp_exec *x, const mixp_embedding_args *k, mixpi_unit row) {
     if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
-static mixp_result mixpi_cpu_embedding_backward(const mixp_exec *x,
-                                                const mixp_embedding_backward_args *k,
-                                                mixpi_unit row) {
+static mixp_result mixpi_cpu_embedding_backward(
+    const mixp_exec *x, const mixp_embedding_backward_args *k, mixpi_unit row) {
     mixpi_embedding_back_job job = { k, NULL, NULL };
     void *memory;
     if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
@@ -9140,8 +9144,8 @@ static mixp_result mixpi_cpu_embedding_backward(const mixp_exec *x,
 
 /* --- losses --- */
 
-static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k,
-                                           mixpi_unit row) {
+static mixp_result mixpi_cpu_cross_entropy(
+    const mixp_exec *x, const mixp_cross_entropy_args *k, mixpi_unit row) {
     mixpi_entropy_job job = { k, NULL };
     if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
     if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
@@ -9153,9 +9157,8 @@ static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_
     return MIXP_OK;
 }
 
-static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
-                                                    const mixp_cross_entropy_backward_args *k,
-                                                    mixpi_unit row) {
+static mixp_result mixpi_cpu_cross_entropy_backward(
+    const mixp_exec *x, const mixp_cross_entropy_backward_args *k, mixpi_unit row) {
     mixpi_entropy_back_job job = { k, 0.0f };
     if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
         return MIXP_ERR_DTYPE;
@@ -9164,9 +9167,8 @@ static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
     return mixpi_each_unit(x, k->rows, k->cols, row, &job);
 }
 
-static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
-                                                const mixp_cross_entropy_both_args *k,
-                                                mixpi_unit row) {
+static mixp_result mixpi_cpu_cross_entropy_both(
+    const mixp_exec *x, const mixp_cross_entropy_both_args *k, mixpi_unit row) {
     const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
     mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
     if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
@@ -9182,14 +9184,14 @@ static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
 }
 
 /* The losses of the elements, without their sum. */
-static mixp_result mixpi_cpu_loss_each(const mixp_exec *x, const mixp_loss_args *k, mixpi_map *m,
-                                       const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_loss_each(
+    const mixp_exec *x, const mixp_loss_args *k, mixpi_map *m, const mixpi_map_units *units) {
     m->y.data = k->each;
     return mixpi_map_run(x, m, units->map);
 }
 
-static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
-                                  const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_loss(
+    const mixp_exec *x, const mixp_loss_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
@@ -9202,8 +9204,8 @@ static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
     return mixpi_sum_run(x, &s, units);
 }
 
-static mixp_result mixpi_cpu_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k,
-                                           const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_loss_backward(
+    const mixp_exec *x, const mixp_loss_backward_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
@@ -9285,8 +9287,8 @@ typedef struct mixpi_quantise_units {
 
 /* The largest magnitude of each row, or with by_lines of each column, in q->amax; and of the array,
  * in *amax. */
-static MIXPI_SELDOM mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q,
-                                             const mixpi_quantise_units *units, uint32_t *amax) {
+static MIXPI_SELDOM mixp_result mixpi_q_amax(
+    const mixp_exec *x, mixpi_quantising *q, const mixpi_quantise_units *units, uint32_t *amax) {
     const int down = q->k.by_lines && q->k.block_cols == 1;
     const int64_t n = down ? q->k.cols : q->k.rows;
     q->amax = (uint32_t *)mixpi_scratch(x, (size_t)n * sizeof *q->amax);
@@ -9298,8 +9300,8 @@ static MIXPI_SELDOM mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantisin
     return MIXP_OK;
 }
 
-static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
-                                                   const mixpi_quantise_units *units) {
+static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(
+    const mixp_exec *x, const mixp_quantise_args *k, const mixpi_quantise_units *units) {
     const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
     mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
     mixpi_quantising q;
@@ -9329,8 +9331,8 @@ static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mix
     return MIXP_OK;
 }
 
-static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_args *k,
-                                      mixpi_unit strip) {
+static mixp_result mixpi_cpu_hadamard(
+    const mixp_exec *x, const mixp_hadamard_args *k, mixpi_unit strip) {
     mixp_result r = mixpi_hadamard_wrong(k);
     if (r != MIXP_OK) return r;
     return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
@@ -9366,9 +9368,9 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
         float *c = (float *)g->c.data + z * g->stride_c;
         if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
-                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
-                    mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
-                    g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
+            g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
+            mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
+            g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
 }
@@ -9507,7 +9509,7 @@ static float *mixpi_carve(mixpi_carver *c, int64_t floats) {
 /* Runs the tasks of a job; `work` is the work of all of them. Each worker gets a slice of
  * slices->floats floats, which the job finds through `slices`. */
 static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
-                                    void *job, mixpi_slices *slices) {
+    void *job, mixpi_slices *slices) {
     int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1, floats = slices->floats;
     slices->first = (float *)mixpi_scratch(x, (size_t)(floats * workers) * sizeof(float));
     if (!slices->first) return MIXP_ERR_MEMORY;
@@ -9642,7 +9644,6 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, job->most_m);
     int64_t least_n = mixpi_ceil_div(g->n, job->most_n);
-    int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double part = 4096.0 * (double)job->set->lanes; /* worth a thread: 1 us */
     double best = 1e300;
@@ -9654,8 +9655,8 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
     /* Otherwise take the cheapest cut. */
-    most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
-    most_n = mixpi_min(job->bands, least_n + threads);
+    int64_t most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
+    int64_t most_n = mixpi_min(job->bands, least_n + threads);
     for (int64_t m = least_m; m <= most_m; m++)
         for (int64_t n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
@@ -9679,7 +9680,7 @@ static void mixpi_gemm_cut(mixpi_gemm_job *job, int64_t threads) {
 
 /* Plans a gemm by the tiles of `set`, all but the memory of its slices. */
 static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pairs,
-                            const mixpi_gemm_shape *set, int64_t threads) {
+    const mixpi_gemm_shape *set, int64_t threads) {
     const int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
     mixpi_gemm_block block;
     job->g = g;
@@ -9708,8 +9709,8 @@ static int mixpi_gemm_starts(const mixp_gemm_args *g, mixp_result *r) {
 }
 
 /* Runs a gemm. have: the pairs that the device multiplies. */
-static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
-                                  const mixpi_gemm_shape *set) {
+static mixp_result mixpi_cpu_gemm(
+    const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have, const mixpi_gemm_shape *set) {
     const int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
     mixpi_gemm_job job;
     mixp_result r;
@@ -9718,8 +9719,8 @@ static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, m
     if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
     mixpi_gemm_plan(&job, g, mixpi_pairs_for(have, g->a, g->b), set, mixpi_workers(x, work));
-    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
-                            &job.slices);
+    return mixpi_run_sliced(
+        x, g->batch * job.down * job.across, work, set->task, &job, &job.slices);
 }
 /* --- attention: what is planned once a call: see attention.c --------------------------------- */
 
@@ -9770,8 +9771,8 @@ static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
 /* Decides whether tiles multiply q, k, v and `other`, which in the forward pass is one of them. All
  * must be bf16, or all f16. The rule takes no size, so a query's result has the same bits in each
  * batch and beside each number of keys. */
-static void mixpi_heads_take_tiles(mixpi_heads *h, const mixpi_attention_set *set,
-                                   const mixp_attention_args *k, mixp_in other) {
+static void mixpi_heads_take_tiles(
+    mixpi_heads *h, const mixpi_attention_set *set, const mixp_attention_args *k, mixp_in other) {
     const mixp_dtype dtype = k->q.dtype;
     if (dtype != MIXP_BF16 && dtype != MIXP_F16) return;
     if (k->k.dtype != dtype || k->v.dtype != dtype || other.dtype != dtype) return;
@@ -9896,8 +9897,8 @@ typedef struct mixpi_attention_room {
     float *scores;              /* MIXPI_QUERIES x MIXPI_KEYS                              */
 } mixpi_attention_room;
 
-static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
-                                     float *from) {
+static int64_t mixpi_attention_carve(
+    mixpi_attention_room *room, const mixpi_heads *h, float *from) {
     int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
     mixpi_carver c = { from, 0 };
     room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
@@ -9930,8 +9931,8 @@ typedef struct mixpi_attention_grad_room {
     float *p, *g;               /* probabilities and their gradients, shaped as scores     */
 } mixpi_attention_grad_room;
 
-static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const mixpi_heads *h,
-                                          float *from) {
+static int64_t mixpi_attention_grad_carve(
+    mixpi_attention_grad_room *room, const mixpi_heads *h, float *from) {
     int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve(&c, all);
@@ -10018,8 +10019,8 @@ typedef struct mixpi_tiled_grad_room {
                                            with values that are not finite                 */
 } mixpi_tiled_grad_room;
 
-static int64_t mixpi_tiled_grad_carve(mixpi_tiled_grad_room *room, const mixpi_heads *h,
-                                      float *from) {
+static int64_t mixpi_tiled_grad_carve(
+    mixpi_tiled_grad_room *room, const mixpi_heads *h, float *from) {
     const int64_t blocks = h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES);
     const int64_t panel = mixpi_panel_codes(h, h->parts), block = MIXPI_KEYS * h->wide;
     const int64_t scores = MIXPI_QUERIES * MIXPI_KEYS;
@@ -10076,8 +10077,8 @@ static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes)
     return scores * 2 * k->d / lanes + scores;
 }
 
-static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
-                                       const mixpi_attention_set *set) {
+static mixp_result mixpi_cpu_attention(
+    const mixp_exec *x, const mixp_attention_args *k, const mixpi_attention_set *set) {
     int64_t many = k->b * k->heads;
     const int64_t work = mixpi_attention_work(k, set->lanes);
     mixpi_attention_job job;
@@ -10102,9 +10103,8 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
     return mixpi_run_sliced(x, many * job.chunks, work, set->forward, &job, &job.slices);
 }
 
-static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
-                                                const mixp_attention_backward_args *k,
-                                                const mixpi_attention_set *set) {
+static mixp_result mixpi_cpu_attention_backward(
+    const mixp_exec *x, const mixp_attention_backward_args *k, const mixpi_attention_set *set) {
     const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job job;
     mixp_result r;
@@ -10127,8 +10127,7 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
     job.drops = mixpi_drops_of(forward);
     job.slices.floats = mixpi_attention_grad_floats(&job.heads);
     return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-                            2 * mixpi_attention_work(forward, set->lanes), set->backward, &job,
-                            &job.slices);
+        2 * mixpi_attention_work(forward, set->lanes), set->backward, &job, &job.slices);
 }
 /* --- update: what is planned once a call: see update.c --------------------------------------- */
 
@@ -10202,16 +10201,15 @@ typedef struct mixpi_small_copy {
 } mixpi_small_copy;
 
 static char *mixpi_small_codes(const mixpi_small *b, void *state, int size, char *copy) {
-    char *codes;
     if (!state || size == 4) return NULL;
-    codes = (char *)state + b->first * size;
+    char *codes = (char *)state + b->first * size;
     if (b->n == MIXP_STATE_BLOCK) return codes;
     memset(copy, 0, 2 * MIXP_STATE_BLOCK);
     memcpy(copy, codes, (size_t)b->n * (size_t)size);
     return copy;
 }
-static mixpi_small mixpi_small_of(const mixp_param_row *row, int64_t first, int n,
-                                  mixpi_small_copy *copy) {
+static mixpi_small mixpi_small_of(
+    const mixp_param_row *row, int64_t first, int n, mixpi_small_copy *copy) {
     mixpi_small b;
     b.first = first;
     b.n = n;
@@ -10261,7 +10259,7 @@ static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
 
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
-                                    const mixp_param_row *rows, int64_t count, mixp_task task) {
+    const mixp_param_row *rows, int64_t count, mixp_task task) {
     int64_t i, first, n = 0, work = 0;
     for (i = 0; i < count; i++) {
         if (!rows[i].active) continue;
@@ -10337,8 +10335,8 @@ static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
     return job;
 }
 
-static mixp_result mixpi_cpu_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *k,
-                                        mixp_task task) {
+static mixp_result mixpi_cpu_grad_stats(
+    const mixp_exec *x, const mixp_grad_stats_args *k, mixp_task task) {
     const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
     mixpi_chunk_job job = mixpi_look_job_of(factor, k->unscale != 0);
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
@@ -10351,9 +10349,8 @@ static mixp_result mixpi_cpu_grad_stats(const mixp_exec *x, const mixp_grad_stat
 static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, mixp_task task) {
     const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
     mixpi_chunk_job job = mixpi_look_job_of(factor, MIXPI_CHUNK_SCALE);
-    mixp_result r;
     if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
     if (r == MIXP_OK) k->step->clipped = factor;
     return r;
 }
@@ -10398,13 +10395,12 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
 
 static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k, mixp_task task) {
     mixpi_chunk_job job;
-    mixp_result r;
     int64_t i;
     memset(&job, 0, sizeof job);
     job.plan = k->plan;
     job.step = k->step;
     job.counting = k->lost != NULL;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
     if (r != MIXP_OK || k->step->skip) return r;
     for (i = 0; k->lost && i < job.count; i++) {
         k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
@@ -11153,14 +11149,13 @@ MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream) {
 /* The permutation restores the order, because the instruction packs within halves. */
 MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
     __m256i words = _mm256_packus_epi32((__m256i)a.r[0], (__m256i)a.r[1]);
-    __m128i bytes;
     words = _mm256_permute4x64_epi64(words, 0xD8);
     if (wide) {
         mixpi_vput_256(p, words, stream);
         return;
     }
-    bytes = _mm_packus_epi16(_mm256_castsi256_si128(words),
-                             _mm256_extracti128_si256(words, 1));
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words),
+                                     _mm256_extracti128_si256(words, 1));
     if (stream) _mm_stream_si128((__m128i *)p, bytes);
     else _mm_storeu_si128((__m128i *)p, bytes);
 }
@@ -11817,12 +11812,11 @@ MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, flo
 
 /* For x in [-104, 89] or NaN: e^x = 2^n (1 + the result), with an integer n. */
 MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
-    mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
-    r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
+    mixpi_v r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
-    p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
-                    0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
+    mixpi_v p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
+                            0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
@@ -11839,7 +11833,6 @@ MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
 MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
-    mixpi_v f, e, q, bad;
     uint32_t u[16], base = 0x3F3504F3u;
     float t[16];
 
@@ -11851,22 +11844,22 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
         t[i] = (float)((int32_t)(v >> 23) - 127);
         u[i] = (v & 0x7FFFFFu) + base;
     }
-    e = mixpi_vsub(mixpi_vload(t),
-                   mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
+    mixpi_v e = mixpi_vsub(mixpi_vload(t),
+                           mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
     memcpy(t, u, sizeof u);
-    f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
+    mixpi_v f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
 
     /* The polynomial of log(1 + f), and e log 2 in two parts. */
-    q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
-                    0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
+    mixpi_v q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
+                            0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
     q = mixpi_vpoly(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
     q = mixpi_vfma(mixpi_vmul(f, f), q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
 
     /* Inf, 0, negative numbers and NaN. */
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
-    bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
-                           mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
+    mixpi_v bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
+                                   mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
     return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
 }
 
@@ -12035,14 +12028,13 @@ MIXPI_V mixpi_v MIXPI_P(expm1)(mixpi_v x) {
 /* Up to 0.5, the Taylor series, with a relative error of 8e-10; beyond, 1 minus twice the tail of
  * the normal distribution at sqrt(2) |x|. */
 MIXPI_V mixpi_v MIXPI_P(erf)(mixpi_v x) {
-    mixpi_v z, q, near_0, far;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-    z = mixpi_vmul(x, x);
-    q = mixpi_vpoly(mixpi_vset(1.205532e-4f), z,
-                    -8.548327e-4f, 5.223977629e-3f, -2.686617064e-2f, 0.1128379167f);
+    mixpi_v z = mixpi_vmul(x, x);
+    mixpi_v q = mixpi_vpoly(mixpi_vset(1.205532e-4f), z,
+                            -8.548327e-4f, 5.223977629e-3f, -2.686617064e-2f, 0.1128379167f);
     q = mixpi_vfma(q, z, mixpi_vset(-0.3761263890f));
-    near_0 = mixpi_vfma(x, mixpi_vfma(q, z, mixpi_vset(MIXPI_ERF_SLOPE - 1.0f)), x);
-    far = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
+    mixpi_v near_0 = mixpi_vfma(x, mixpi_vfma(q, z, mixpi_vset(MIXPI_ERF_SLOPE - 1.0f)), x);
+    mixpi_v far = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
     far = mixpi_vfma(mixpi_vset(-2.0f), far, mixpi_vset(1.0f));
     far = mixpi_vselect_gt(x, mixpi_vzero(), far, mixpi_vneg(far));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vset(0.5f), far, near_0);
@@ -12119,11 +12111,10 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
 
 /* 2/sqrt(pi) e^(-x^2), times dy; x^2 includes the bits that the rounded product loses. */
 MIXPI_V mixpi_v MIXPI_P(erf_slope)(mixpi_v dy, mixpi_v x) {
-    mixpi_v h, low, e;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-    h = mixpi_vmul(x, x);
-    low = mixpi_vfma(x, x, mixpi_vneg(h));
-    e = mixpi_vexp(mixpi_vneg(h));
+    mixpi_v h = mixpi_vmul(x, x);
+    mixpi_v low = mixpi_vfma(x, x, mixpi_vneg(h));
+    mixpi_v e = mixpi_vexp(mixpi_vneg(h));
     e = mixpi_vfma(e, mixpi_vneg(low), e);
     return mixpi_vmul(dy, mixpi_vmul(e, mixpi_vset(MIXPI_ERF_SLOPE)));
 }
@@ -13544,13 +13535,12 @@ MIXPI_K void MIXPI_P(tile_one)(const mixpi_tile *t, int64_t rows) {
 /* Runs a tile of any height and writes directly to c. cols is whole vectors. */
 MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
     const int64_t upper = (rows + 1) / 2;
-    mixpi_tile lower;
     if (rows <= 7 || (rows % 2 == 0 && (rows >= 12 || t->cols > 16))) {
         MIXPI_P(tile_one)(t, rows);
         return;
     }
     MIXPI_P(tile_one)(t, upper);
-    lower = *t;
+    mixpi_tile lower = *t;
     lower.a += upper * t->a_row;
     lower.c += upper * t->c_row;
     lower.keep = NULL;
@@ -13888,7 +13878,6 @@ MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) 
     const mixp_gemm_args *g = s->job->g;
     int64_t size = MIXPI_P(size)(g->a.dtype);
     int64_t p = s->p0;
-    int64_t at;
 
     if (row == s->m1) {
         row = s->m0;
@@ -13897,7 +13886,7 @@ MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) 
     }
 
     /* A row at a time; of a', a line across the rows at a time. */
-    at = s->a_at + row * g->lda + p;
+    int64_t at = s->a_at + row * g->lda + p;
     s->ask_next = (uintptr_t)(g->lda * size);
     s->ask_step = (uintptr_t)size;
     s->asks = rows;
@@ -16605,10 +16594,9 @@ MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
 }
 MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
     mixpi_v  top = mixpi_vzero();
-    uint32_t largest;
     for (int k = 0; k < MIXP_STATE_BLOCK; k += 16)
         top = mixpi_vmax(mixpi_vabs(mixpi_vload(x + k)), top);
-    largest = mixp_bits_of_f32(mixpi_vmaxof(top));
+    uint32_t largest = mixp_bits_of_f32(mixpi_vmaxof(top));
     if (largest < 0x7F800000u) return largest;
     return MIXPI_P(block_largest_finite)(x);
 }
@@ -18101,8 +18089,8 @@ static mixpi_bits mixpi_bits_of(const mixp_device *d) {
 
 /* Do the arrays overlap in a way that conversion cannot handle? Converting in place is allowed if
  * the elements do not get wider. */
-static int mixpi_convert_overlaps(const void *to, size_t to_bytes, const void *from,
-                                  size_t from_bytes) {
+static int mixpi_convert_overlaps(
+    const void *to, size_t to_bytes, const void *from, size_t from_bytes) {
     uintptr_t d = (uintptr_t)to, s = (uintptr_t)from;
     if (d == s) return to_bytes > from_bytes;
     return d < s ? s - d < to_bytes : d - s < from_bytes;
@@ -18132,7 +18120,7 @@ static mixpi_convert_kernel mixpi_convert_best(void) {
 }
 
 static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, mixp_in src,
-                                    int64_t n, const mixp_rounding *rounding) {
+    int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
     mixp_convert_args k;
     mixp_exec x;
@@ -18155,21 +18143,19 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
 }
 
 MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
-                                          const void *src, mixp_dtype from, int64_t n,
-                                          const mixp_rounding *rounding) {
+    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
     return mixpi_convert_by(cpu ? cpu->kernels->convert : mixpi_convert_best(),
-                            mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
+        mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
 }
 
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-                                             mixp_dtype from, int64_t n,
-                                             const mixp_rounding *rounding) {
-    return mixpi_convert_by(mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from), n,
-                            rounding);
+    mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
+    return mixpi_convert_by(
+        mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
 }
 
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n) {
+MIXPREC_API mixp_result mixp_convert(
+    void *dst, mixp_dtype to, const void *src, mixp_dtype from, int64_t n) {
     return mixp_convert_rounded(dst, to, src, from, n, NULL);
 }
 #ifndef MIXPREC_ONLY_FORMATS
@@ -18349,11 +18335,11 @@ static const char *mixpi_check_environment(void) {
 /* Which speed of the machine this build does not use, as a text; NULL = it uses all. */
 static const char *mixpi_check_speed(void) {
 #if MIXPI_GNU && !defined(__OPTIMIZE__)
-    return "slow: compiled without optimisation: products take 10 to 100 times as long; "
-           "compile with -O2";
+    return "slow: compiled without optimisation: products take 10 to 100 times as long; compile "
+           "with -O2";
 #elif !MIXPI_X86 && !MIXPI_ARM && MIXPI_HAS_VECTORS
-    return "slow: compiled without vector instructions: products take 10 times as long; "
-           "compile with gcc or clang, and without MIXPREC_NO_SIMD";
+    return "slow: compiled without vector instructions: products take 10 times as long; compile "
+           "with gcc or clang, and without MIXPREC_NO_SIMD";
 #elif !defined(_OPENMP) && !defined(MIXPREC_THREADS) && MIXPI_POSIX
     if (sysconf(_SC_NPROCESSORS_ONLN) > 1)
         return "slow: compiled without threads: only one core is used; compile with -fopenmp, or "
@@ -18383,8 +18369,8 @@ static const char *mixpi_check_amx(mixpi_amx_state tiles) {
     }
 }
 
-static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
-                                      const char *where) {
+static mixp_result mixpi_check_failed(
+    char *message, size_t size, const char *why, const char *where) {
     if (message && size) snprintf(message, size, "%s%s", why, where);
     return MIXP_ERR_DEVICE;
 }
@@ -18400,18 +18386,18 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
             return mixpi_check_failed(message, size,
-                                      "conversions give wrong results: do not use this build on "
-                                      "this machine; try another compiler; device ",
-                                      cpu->name);
+                "conversions give wrong results: do not use this build on this machine; try "
+                "another compiler; device ",
+                cpu->name);
     }
 
     /* The scale, and an update. */
     if (!mixpi_check_scaler())
         return mixpi_check_failed(message, size, "the loss scale is computed wrongly: ",
-                                  "do not use this build on this machine; try another compiler");
+            "do not use this build on this machine; try another compiler");
     if (!mixpi_check_update())
         return mixpi_check_failed(message, size, "Adam's update is computed wrongly: ",
-                                  "do not use this build on this machine; try another compiler");
+            "do not use this build on this machine; try another compiler");
 
     /* A slow build is worth a message, but no error. */
     why = mixpi_check_speed();
@@ -18680,7 +18666,6 @@ static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
 /* Takes the free chunk at *at, which has room. The rest of the chunk becomes a chunk of its own. */
 static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes) {
     mixpi_block_part *c = *at, *rest = c->next;
-    size_t end;
     if (c->size - bytes > MIXPI_LINE) {
         rest = (mixpi_block_part *)(void *)((char *)c + MIXPI_LINE + bytes);
         rest->size = c->size - bytes - MIXPI_LINE;
@@ -18688,7 +18673,7 @@ static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes
         c->size = bytes;
     }
     *at = rest;
-    end = (size_t)(mixpi_block_end(c) - b->first);
+    size_t end = (size_t)(mixpi_block_end(c) - b->first);
     if (end > b->most) b->most = end;
     return (char *)c + MIXPI_LINE;
 }
@@ -18696,9 +18681,8 @@ static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes
 static void *mixpi_block_allocate(size_t bytes, void *user) {
     mixpi_block *b = (mixpi_block *)user;
     mixpi_block_part **at = &b->free;
-    size_t need;
     if (bytes > b->size) return NULL;
-    need = (bytes + MIXPI_LINE - 1) / MIXPI_LINE * MIXPI_LINE;
+    size_t need = (bytes + MIXPI_LINE - 1) / MIXPI_LINE * MIXPI_LINE;
     while (*at && (*at)->size < need) at = &(*at)->next;
     return *at ? mixpi_block_cut(b, at, need) : NULL;
 }
@@ -18747,9 +18731,8 @@ static int mixpi_is_digit(char c) { return c >= '0' && c <= '9'; }
  * separator between digits is part of a number: the messages' commas precede spaces. */
 static void mixpi_put_points(char *text) {
     char half[16];
-    size_t n;
     snprintf(half, sizeof half, "%.1f", 0.5);
-    n = strlen(half) - 2;
+    size_t n = strlen(half) - 2;
     if (half[1] == '.' || n == 0) return;
     for (; *text; text++) {
         if (!mixpi_is_digit(*text) || strncmp(text + 1, half + 1, n) != 0) continue;
@@ -18808,8 +18791,8 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     return r;
 }
 
-MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, const char *format,
-                                          ...) {
+MIXPREC_API mixp_result mixp_context_fail(
+    mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;
     if (!ctx) return code;
     ctx->errors.failures++;
@@ -18862,9 +18845,9 @@ static const char *mixpi_beginner(const mixp_context *ctx) {
 /* Returns what is wrong with a stale tensor of ctx. */
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
     snprintf(text, 192,
-             "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them "
-             "into a tensor of mixp_buffer, mixp_param or mixp_view before that",
-             mixpi_beginner(ctx));
+        "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them into a "
+        "tensor of mixp_buffer, mixp_param or mixp_view before that",
+        mixpi_beginner(ctx));
     return text;
 }
 
@@ -18883,8 +18866,8 @@ static mixp_result mixpi_check_live(const mixp_tensor *t, const char *who) {
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_SPILLED, who);
     if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_stale(t)) return MIXP_OK;
-    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor %s", who,
-                             mixpi_stale(t->ctx, stale));
+    return mixp_context_fail(
+        t->ctx, MIXP_ERR_ORDER, "%s: the tensor %s", who, mixpi_stale(t->ctx, stale));
 }
 
 /* Every write to t's memory calls this function. The new version tells readers of t, in any shape,
@@ -18982,8 +18965,8 @@ static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_r
 
 /* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was
  * `reported`: on_error is called once for a failure, even if it cleared the error. */
-static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t reported, const char *who,
-                                            mixp_result r) {
+static mixp_result mixpi_note_failure_since(
+    mixp_context *ctx, uint64_t reported, const char *who, mixp_result r) {
     return ctx->errors.reported != reported ? r : mixpi_note_failure(ctx, who, r);
 }
 
@@ -18992,9 +18975,9 @@ static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
     *text = '\0';
     if (ctx->tape.calls > 64)
         snprintf(text, 160,
-                 "; %.0f operators were applied since mixp_step_begin: if they are of several "
-                 "steps, call mixp_step_begin first in every step, also in evaluation",
-                 (double)ctx->tape.calls);
+            "; %.0f operators were applied since mixp_step_begin: if they are of several steps, "
+            "call mixp_step_begin first in every step, also in evaluation",
+            (double)ctx->tape.calls);
     return text;
 }
 
@@ -19003,16 +18986,13 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     char piled[160];
     if (b)
         return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                                 "out of memory: %.0f bytes do not fit in the block of %.0f bytes; "
-                                 "to find the size, run with large memory_bytes and read "
-                                 "mixp_context_memory(ctx).block%s",
-                                 (double)bytes, (double)(b->before + b->size),
-                                 mixpi_piled_up(ctx, piled));
+            "out of memory: %.0f bytes do not fit in the block of %.0f bytes; to find the size, "
+            "run with large memory_bytes and read mixp_context_memory(ctx).block%s",
+            (double)bytes, (double)(b->before + b->size), mixpi_piled_up(ctx, piled));
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                             "out of memory: %.0f bytes could not be allocated (%.0f in use); use "
-                             "a smaller batch or model%s",
-                             (double)bytes, (double)ctx->memory.permanent,
-                             mixpi_piled_up(ctx, piled));
+        "out of memory: %.0f bytes could not be allocated (%.0f in use); use a smaller batch or "
+        "model%s",
+        (double)bytes, (double)ctx->memory.permanent, mixpi_piled_up(ctx, piled));
 }
 
 /* Large buffers start at multiples of MIXPI_LARGE_ALIGN bytes, all others at multiples of 64. A
@@ -19055,9 +19035,9 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     if (!p->data) {
         mixpi_host_free(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                          "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s",
-                          (double)bytes, (double)ctx->memory.permanent,
-                          mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
+            "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s", (double)bytes,
+            (double)ctx->memory.permanent, mixpi_why(ctx, MIXP_ERR_MEMORY),
+            mixpi_piled_up(ctx, piled));
         return NULL;
     }
 
@@ -19106,11 +19086,11 @@ static size_t mixpi_bytes(const mixp_tensor *t) {
 /* Copies bytes within device memory. */
 static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from, size_t bytes) {
     const size_t words = bytes / 4, rest = bytes % 4;
-    mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
-                                     (int64_t)words);
+    mixp_result r = mixpi_convert_to(
+        ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32), (int64_t)words);
     if (!rest || r != MIXP_OK) return r;
     return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
-                            mixpi_in((const char *)from + 4 * words, MIXP_U8), (int64_t)rest);
+        mixpi_in((const char *)from + 4 * words, MIXP_U8), (int64_t)rest);
 }
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes) {
@@ -19120,17 +19100,16 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
-    mixp_result r;
     if (!p) return NULL;
     p->next = ctx->memory.pieces;
     ctx->memory.pieces = p;
     if (!on_device) return memset(p->data, 0, bytes);
     ctx->memory.permanent += bytes;
     mixpi_note_peak(ctx);
-    r = mixpi_device_zero(ctx, p->data, bytes);
+    mixp_result r = mixpi_device_zero(ctx, p->data, bytes);
     if (r == MIXP_OK) return p->data;
     mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s", (double)bytes,
-                      mixp_result_text(r));
+        mixp_result_text(r));
     return NULL;
 }
 
@@ -19203,13 +19182,12 @@ static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t b
  * if none fits. */
 static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
     mixpi_free **at = &a->free, **larger = NULL;
-    void *data;
     for (; *at && (*at)->size != bytes; at = &(*at)->next)
         if ((*at)->size > bytes && !larger) larger = at;
     if (!*at) at = larger;
     if (!at) return NULL;
     (*at)->size -= bytes;
-    data = (char *)(*at)->data + (bytes < MIXPI_LARGE ? (*at)->size : 0);
+    void *data = (char *)(*at)->data + (bytes < MIXPI_LARGE ? (*at)->size : 0);
     if (data == (*at)->data) (*at)->data = (char *)data + bytes;
     if ((*at)->size == 0) *at = (*at)->next;
     return data;
@@ -19226,12 +19204,11 @@ static size_t mixpi_arena_skip(const mixpi_arena *a, const mixpi_piece *p, size_
 /* Takes memory from the first piece with room. Returns NULL with the error set. */
 static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     mixpi_piece *p = a->first;
-    void *data;
     while (p && p->part - p->used < mixpi_arena_skip(a, p, bytes) + bytes) p = p->next;
     if (!p) p = mixpi_arena_grow(ctx, a, bytes);
     if (!p) return NULL;
     p->used += mixpi_arena_skip(a, p, bytes);
-    data = mixpi_arena_end(a, p);
+    void *data = mixpi_arena_end(a, p);
     p->used += bytes;
     MIXPI_ASSERT((uintptr_t)data % 64 == 0 || ctx->device->allocate);
     MIXPI_ASSERT(p->used <= p->part);
@@ -19240,13 +19217,12 @@ static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) 
 
 /* Allocates uninitialised memory until the next reset. Returns NULL with the error set. */
 static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    void *p;
     if (bytes > (size_t)-1 - MIXPI_LARGE) {
         mixpi_out_of_memory(ctx, bytes);
         return NULL;
     }
     bytes = mixpi_room(bytes);
-    p = mixpi_arena_again(a, bytes);
+    void *p = mixpi_arena_again(a, bytes);
     if (!p) p = mixpi_arena_place(ctx, a, bytes);
     if (!p) return NULL;
     a->used += bytes;
@@ -19323,8 +19299,8 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
 #endif
 
 #if MIXPI_OPENMP
-static void mixpi_openmp_parallel(const mixp_context *ctx, int64_t tasks, mixp_task task,
-                                  void *arg) {
+static void mixpi_openmp_parallel(
+    const mixp_context *ctx, int64_t tasks, mixp_task task, void *arg) {
     int64_t i;
 #  pragma omp parallel for schedule(dynamic, 1) num_threads(ctx->exec.threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
@@ -19410,8 +19386,8 @@ static void mixpi_take_tasks(mixpi_pool *p, int worker) {
 static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
     uint64_t gate = mixpi_gate(p);
     while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
-        if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
-                                         __ATOMIC_SEQ_CST))
+        if (!__atomic_compare_exchange_n(
+                &p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
             continue; /* gate now has the current value */
         *seen = gate / MIXPI_GATE_ROUND;
         return 1;
@@ -19560,8 +19536,8 @@ typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *
                                       size_t bytes);
 
 /* Copies with a function of the device; NULL: device memory is host memory. */
-static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
-                                 size_t bytes) {
+static mixp_result mixpi_copy_by(
+    mixp_context *ctx, mixpi_transfer by, void *to, const void *from, size_t bytes) {
     if (by) return mixpi_note_failure(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
@@ -19736,9 +19712,8 @@ static mixp_result mixpi_check_memory(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_check_live(t, who);
     if (r != MIXP_OK || !t->own.spent) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                             "%s: the tensor is no longer there: it was disposable, and its last "
-                             "reader has freed it",
-                             who);
+        "%s: the tensor is no longer there: it was disposable, and its last reader has freed it",
+        who);
 }
 
 /* Does t still own its memory, and is all of it here? */
@@ -19957,9 +19932,9 @@ static mixp_result mixpi_backup_room(mixpi_backup *b) {
     if (b->data) return MIXP_OK;
     if (t->ctx->capture.active)
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                                 "the first write of the buffer '%.60s' is in a capture, which "
-                                 "must not allocate: run an ordinary step before the capture",
-                                 t->name);
+            "the first write of the buffer '%.60s' is in a capture, which must not allocate: run "
+            "an ordinary step before the capture",
+            t->name);
     b->data = mixpi_device_alloc(t->ctx, mixpi_bytes(t));
     return b->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -19967,11 +19942,9 @@ static mixp_result mixpi_backup_room(mixpi_backup *b) {
 /* Before a buffer is written: keeps its bytes, once in a window. */
 static mixp_result mixpi_backup_keep(mixpi_backup *b) {
     mixp_context *ctx = b->buffer->ctx;
-    mixp_result r;
     if (ctx->buffers.state == MIXPI_OUTSIDE || b->window == ctx->buffers.window) return MIXP_OK;
-    r = mixpi_backup_room(b);
-    if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, b->data, b->buffer->data, mixpi_bytes(b->buffer));
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_backup_room(b));
+    MIXPI_TRY(mixpi_copy_bytes(ctx, b->data, b->buffer->data, mixpi_bytes(b->buffer)));
     b->window = ctx->buffers.window;
     b->kept_in = ctx->generation;
     return MIXP_OK;
@@ -19984,17 +19957,15 @@ static void mixpi_warn_unbuffered(const mixp_tensor *t, const char *who) {
     if (!t->own.is_param || t->requires_grad || !ctx->buffers.retries) return;
     if (ctx->buffers.state != MIXPI_IN_STEP || t->own.read_in != ctx->generation) return;
     mixpi_warn(ctx,
-               "%s: the step reads the frozen parameter '%.60s' and writes it, and mixp_retry may "
-               "repeat the step: a repeat starts from what the skipped step wrote; make '%.60s' "
-               "with mixp_buffer",
-               who, t->name, t->name);
+        "%s: the step reads the frozen parameter '%.60s' and writes it, and mixp_retry may repeat "
+        "the step: a repeat starts from what the skipped step wrote; make '%.60s' with mixp_buffer",
+        who, t->name, t->name);
 }
 
 /* Every call that writes the whole of t begins here, before it changes t's memory. */
 static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
     mixpi_backup *b = mixpi_backup_of(t);
-    const mixp_result r = b ? mixpi_backup_keep(b) : MIXP_OK;
-    if (r != MIXP_OK) return r;
+    if (b) MIXPI_TRY(mixpi_backup_keep(b));
     if (!b) mixpi_warn_unbuffered(t->own.origin ? t->own.origin : t, who);
     mixpi_note_write(t, who);
     return MIXP_OK;
@@ -20004,9 +19975,9 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
  * what it writes by mixp_write, mixp_fill or mixp_init_...: an Inf there is no overflow. */
 static mixp_result mixpi_write_computed(mixp_tensor *t, const char *who) {
     mixpi_backup *b = mixpi_backup_of(t);
-    const mixp_result r = mixpi_write_begin(t, who);
-    if (r == MIXP_OK && b) b->computed = t->ctx->buffers.window;
-    return r;
+    MIXPI_TRY(mixpi_write_begin(t, who));
+    if (b) b->computed = t->ctx->buffers.window;
+    return MIXP_OK;
 }
 
 /* --- checking ------------------------------------------------------------------------------- */
@@ -20050,22 +20021,21 @@ static mixp_result mixpi_backups_check(mixp_context *ctx, uint64_t *found, uint6
 
 /* Where memory is not the host's and the device lacks the kernel: waits, and copies. */
 static mixp_result mixpi_restore_by_hand(mixp_context *ctx, const mixp_restore_args *k) {
-    mixp_result r = MIXP_OK;
     int32_t flag = k->n_flags == 0;
-    for (int i = 0; i < k->n_flags && !flag && r == MIXP_OK; i++)
-        r = mixpi_download(ctx, &flag, k->flags[i], sizeof flag);
-    for (int i = 0; i < k->n_parts && flag && r == MIXP_OK; i++)
-        r = mixpi_copy_bytes(ctx, k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
-    return r;
+    for (int i = 0; i < k->n_flags && !flag; i++)
+        MIXPI_TRY(mixpi_download(ctx, &flag, k->flags[i], sizeof flag));
+    for (int i = 0; i < k->n_parts && flag; i++)
+        MIXPI_TRY(mixpi_copy_bytes(ctx, k->parts[i].to, k->parts[i].from, k->parts[i].bytes));
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {
     const mixp_kernels *kernels = ctx->device->kernels;
     const int n = k->n_parts;
-    mixp_result r;
     if (!n) return MIXP_OK;
-    r = kernels->restore ? mixpi_note_failure(ctx, "restore", kernels->restore(&ctx->exec, k))
-                         : mixpi_restore_by_hand(ctx, k);
+    mixp_result r = kernels->restore
+                        ? mixpi_note_failure(ctx, "restore", kernels->restore(&ctx->exec, k))
+                        : mixpi_restore_by_hand(ctx, k);
     k->n_parts = 0;
     return r;
 }
@@ -20123,7 +20093,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE |
-                         MIXP_EPILOGUES_GELU_BF16))
+                           MIXP_EPILOGUES_GELU_BF16))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
     if ((d->epilogues & MIXP_EPILOGUES_NONE) && d->epilogues != MIXP_EPILOGUES_NONE)
         return "epilogues has MIXP_EPILOGUES_NONE and another flag; give one of them";
@@ -20242,30 +20212,28 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 /* Fails during a capture, for calls that a graph must not repeat. */
 static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
     if (!ctx->capture.active) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: a step is being captured; call mixp_capture_end first", who);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER, "%s: a step is being captured; call mixp_capture_end first", who);
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
-                                 "mixp_capture_begin: the device %s has no graphs; run each step "
-                                 "without capturing",
-                                 ctx->device->name);
+            "mixp_capture_begin: the device %s has no graphs; run each step without capturing",
+            ctx->device->name);
     if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_capture_begin: a capture is already active; call "
-                                 "mixp_capture_end first");
+            "mixp_capture_begin: a capture is already active; call mixp_capture_end first");
 
     /* The step to be recorded begins with what the newest step leaves. */
-    mixp_result r = mixpi_window_recover(ctx);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_window_recover(ctx));
 
     ctx->capture.step = ctx->step;
     ctx->capture.failures = ctx->errors.failures;
     ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
-    r = mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    mixp_result r =
+        mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capture.active = r == MIXP_OK;
 
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
@@ -20290,8 +20258,8 @@ static void mixpi_capture_undo(mixp_context *ctx) {
 static mixp_result mixpi_capture_check(mixp_context *ctx) {
     if (ctx->errors.failures == ctx->capture.failures) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_capture_end: a call failed during the capture, so there is no "
-                             "graph; correct that call and capture the step again");
+        "mixp_capture_end: a call failed during the capture, so there is no graph; correct that "
+        "call and capture the step again");
 }
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
@@ -20299,8 +20267,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (!ctx) return NULL;
     if (!ctx->capture.active) {
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                          "mixp_capture_end: no step is being captured; call mixp_capture_begin "
-                          "first");
+            "mixp_capture_end: no step is being captured; call mixp_capture_begin first");
         return NULL;
     }
 
@@ -20337,28 +20304,25 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     if (mixpi_check_uncaptured(ctx, "mixp_replay") != MIXP_OK) return MIXP_ERR_ORDER;
     if (graph->updates && ctx->training.averaged)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_replay: the weights are the averages of "
-                                 "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
-                                 "first");
+            "mixp_replay: the weights are the averages of mixp_optimizer_swap_ema: call "
+            "mixp_optimizer_swap_ema again first");
     if (graph->updates && graph->scaled_made != ctx->low_copies.scaled_made)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_replay: a linear has met delayed scaling since the graph "
-                                 "was recorded, and the graph would not advance its history; "
-                                 "record the step again");
+            "mixp_replay: a linear has met delayed scaling since the graph was recorded, and the "
+            "graph would not advance its history; record the step again");
 
     /* Count the step as an ordinary one. */
-    mixp_result r = mixpi_window_recover(ctx);
-    if (r == MIXP_OK) r = mixpi_watcher_replayed(ctx);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_window_recover(ctx));
+    MIXPI_TRY(mixpi_watcher_replayed(ctx));
     ctx->capture.replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->capture.replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
-    r = mixpi_note_failure(ctx, "mixp_replay",
-                           ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
-    return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
+    MIXPI_TRY(mixpi_note_failure(ctx, "mixp_replay",
+        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step)));
+    return mixpi_crew_replayed(ctx);
 }
 
 /* Call before freeing anything: fails during a capture, and waits for work that may use the
@@ -20438,29 +20402,27 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
 /* Checks that every dimension is at least `least` (0 or 1) and that the size in bytes fits
  * ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
-                                     const int64_t *shape, int least) {
+    const int64_t *shape, int least) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
     if (!size)
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is not a mixp_dtype", who,
-                                 (int)dtype);
+        return mixp_context_fail(
+            ctx, MIXP_ERR_DTYPE, "%s: %d is not a mixp_dtype", who, (int)dtype);
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                 "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
-                                 shape ? "given" : "NULL", MIXP_MAX_RANK);
+            "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
+            shape ? "given" : "NULL", MIXP_MAX_RANK);
 
     /* The size in bytes must stay one that memory can have. */
     for (i = 0; i < rank; i++) {
         if (shape[i] < least)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                     "%s: dimension %d is %.0f; every dimension must "
-                                     "be at least %d",
-                                     who, i, (double)shape[i], least);
+                "%s: dimension %d is %.0f; every dimension must be at least %d", who, i,
+                (double)shape[i], least);
         if (shape[i] > PTRDIFF_MAX / size / n)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                     "%s: dimension %d (%.0f) makes the tensor larger "
-                                     "than memory can be",
-                                     who, i, (double)shape[i]);
+                "%s: dimension %d (%.0f) makes the tensor larger than memory can be", who, i,
+                (double)shape[i]);
         if (shape[i]) n *= shape[i];
     }
     return MIXP_OK;
@@ -20509,7 +20471,7 @@ static mixp_dtype mixpi_grad_dtype(const mixp_tensor *t) {
 /* Makes a permanent tensor, with a copy of its name, or one for this step. NULL: the error is
  * set. */
 static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                     int rank, const int64_t *shape, int permanent, int with_data) {
+    int rank, const int64_t *shape, int permanent, int with_data) {
     size_t length = name ? strlen(name) : 0;
     const char *who = length ? name : permanent && with_data ? "mixp_param" : "tensor";
     mixp_tensor *t;
@@ -20553,8 +20515,7 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
     ctx->made.in = ctx->generation;
     ctx->made.runs = runs;
     if (runs < 3) return MIXP_OK;
-    return mixp_context_fail(
-        ctx, MIXP_ERR_ORDER,
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
         "%s '%s': four training steps in a row have created one; parameters and views live as long "
         "as the context: create them once, before the loop, and create batches with mixp_input",
         who, name ? name : "");
@@ -20570,7 +20531,7 @@ static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, c
 }
 
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
-                                   const int64_t *shape, void *data) {
+    const int64_t *shape, void *data) {
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
     if (ctx && mixpi_check_made(ctx, "mixp_view", name) != MIXP_OK) return NULL;
@@ -20581,25 +20542,25 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
     return t;
 }
 
-MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_activation(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape) {
     return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1);
 }
 
-MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                    const int64_t *shape, const void *host_data) {
+MIXPREC_API mixp_tensor *mixp_input(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, const void *host_data) {
     mixp_tensor *t;
     if (!host_data) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_input: host_data is NULL; pass the batch to copy");
+        mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
         return NULL;
     }
     t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
-MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape, void *data) {
+MIXPREC_API mixp_tensor *mixp_input_view(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, void *data) {
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input_view: %s", wrong);
@@ -20632,107 +20593,98 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_gemm: %s", wrong);
     if (!mixpi_gemm_fits(k))
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                 "mixp_gemm: lda %.0f, ldb %.0f or ldc %.0f is shorter than a row "
-                                 "of its matrix: m %.0f, n %.0f, k %.0f%s%s",
-                                 (double)k->lda, (double)k->ldb, (double)k->ldc, (double)k->m,
-                                 (double)k->n, (double)k->k, k->trans_a ? ", a transposed" : "",
-                                 k->trans_b ? ", b transposed" : "");
+            "mixp_gemm: lda %.0f, ldb %.0f or ldc %.0f is shorter than a row of its matrix: m "
+            "%.0f, n %.0f, k %.0f%s%s",
+            (double)k->lda, (double)k->ldb, (double)k->ldc, (double)k->m, (double)k->n,
+            (double)k->k, k->trans_a ? ", a transposed" : "", k->trans_b ? ", b transposed" : "");
     return mixpi_note_failure(ctx, "mixp_gemm", ctx->device->kernels->gemm(&ctx->exec, k));
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
-    mixp_result r = mixpi_check_live(t, "mixp_tensor_set_requires_grad");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_live(t, "mixp_tensor_set_requires_grad"));
     if (on && mixpi_backup_of(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; "
-                                 "use mixp_param for a tensor that trains",
-                                 t->name);
+            "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; use mixp_param for a "
+            "tensor that trains",
+            t->name);
     if (on && !mixpi_is_real(t->dtype))
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
-                                 "mixp_tensor_set_requires_grad '%s': gradients need f32, "
-                                 "f16 or bf16, not %s",
-                                 t->name, mixp_dtype_name(t->dtype));
+            "mixp_tensor_set_requires_grad '%s': gradients need f32, f16 or bf16, not %s", t->name,
+            mixp_dtype_name(t->dtype));
     if (!on && !t->requires_grad && t->own.from_tape)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_requires_grad: the result of an operator keeps "
-                                 "its gradient; to cut the gradient, use mixp_detach");
+            "mixp_tensor_set_requires_grad: the result of an operator keeps its gradient; to cut "
+            "the gradient, use mixp_detach");
 
     t->requires_grad = on != 0;
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
-    mixp_result r = mixpi_check_live(t, "mixp_tensor_set_disposable");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_live(t, "mixp_tensor_set_disposable"));
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_disposable '%s': only an activation can be "
-                                 "disposable; this tensor lives as long as its context",
-                                 t->name);
+            "mixp_tensor_set_disposable '%s': only an activation can be disposable; this tensor "
+            "lives as long as its context",
+            t->name);
     t->own.disposable = on != 0;
     return MIXP_OK;
 }
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
-    mixpi_backup *b;
     if (mixpi_check_live(t, "mixp_tensor_touch") != MIXP_OK) return;
-    b = mixpi_backup_of(t);
+    mixpi_backup *b = mixpi_backup_of(t);
     if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
         mixpi_warn(t->ctx,
-                   "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip "
-                   "cannot restore it: call mixp_buffer_save before the write",
-                   b->buffer->name);
+            "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip cannot "
+            "restore it: call mixp_buffer_save before the write",
+            b->buffer->name);
     if (b) b->computed = t->ctx->buffers.window;
     mixpi_note_write(t, "mixp_tensor_touch");
 }
 
-static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
-                                        int64_t count, const char *who) {
+static mixp_result mixpi_transfer_check(
+    const mixp_tensor *t, const void *host, mixp_dtype dtype, int64_t count, const char *who) {
     char shape[224];
-    mixp_result r = mixpi_check_whole(t, who);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_whole(t, who));
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': the host memory is NULL", who,
-                                 t->name);
+        return mixp_context_fail(
+            t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': the host memory is NULL", who, t->name);
     if (!mixp_dtype_size(dtype))
-        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is not a mixp_dtype", who,
-                                 t->name, (int)dtype);
+        return mixp_context_fail(
+            t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is not a mixp_dtype", who, t->name, (int)dtype);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                             "%s '%s': count is %.0f, but the tensor %s has %.0f elements; count "
-                             "must be equal",
-                             who, t->name, (double)count, shape, (double)t->count);
+        "%s '%s': count is %.0f, but the tensor %s has %.0f elements; count must be equal", who,
+        t->name, (double)count, shape, (double)t->count);
 }
 
 /* The device converts. A device with its own memory stages the converted copy in scratch memory. */
-MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
-                                  int64_t count) {
-    mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_read");
+MIXPREC_API mixp_result mixp_read(
+    const mixp_tensor *t, void *host, mixp_dtype dtype, int64_t count) {
+    MIXPI_TRY(mixpi_transfer_check(t, host, dtype, count, "mixp_read"));
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     void *stage;
-    if (r != MIXP_OK) return r;
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
     stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
+    mixp_result r =
+        mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
-MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
-                                   int64_t count) {
-    mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
+MIXPREC_API mixp_result mixp_write(
+    mixp_tensor *t, const void *host, mixp_dtype dtype, int64_t count) {
+    MIXPI_TRY(mixpi_transfer_check(t, host, dtype, count, "mixp_write"));
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     mixp_in src = mixpi_in(host, dtype);
-    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_write");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_write_begin(t, "mixp_write"));
     if (dtype == t->dtype) return mixpi_feed(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
         void *stage = mixpi_context_scratch(t->ctx, bytes);
         if (!stage) return MIXP_ERR_MEMORY;
-        r = mixpi_feed(t->ctx, stage, host, bytes);
-        if (r != MIXP_OK) return r;
+        MIXPI_TRY(mixpi_feed(t->ctx, stage, host, bytes));
         src.data = stage;
     }
     return mixpi_convert_to(t->ctx, mixpi_tensor_out(t, 0), src, count);
@@ -20740,21 +20692,17 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 
 /* Can `from` be copied to `to`? Reports the reason if not. */
 static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *from) {
-    mixp_result r = mixpi_check_memory(to, "mixp_copy");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(to, "mixp_copy"));
     if (!from) return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
-    r = mixpi_check_whole(from, "mixp_copy");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_whole(from, "mixp_copy"));
     if (to->ctx != from->ctx)
         return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_copy: `from` belongs to another context; copy it with "
-                                 "mixp_read and mixp_write");
+            "mixp_copy: `from` belongs to another context; copy it with mixp_read and mixp_write");
     if (to->count == from->count) return MIXP_OK;
     char here[224], there[224];
-    return mixp_context_fail(
-        to->ctx, MIXP_ERR_SHAPE,
-        "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with "
-        "%.0f; pass tensors with as many elements",
+    return mixp_context_fail(to->ctx, MIXP_ERR_SHAPE,
+        "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with %.0f; pass tensors "
+        "with as many elements",
         to->name, mixpi_shape_text(to->rank, to->shape, here, sizeof here), (double)to->count,
         mixpi_shape_text(from->rank, from->shape, there, sizeof there), (double)from->count);
 }
@@ -20762,8 +20710,7 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
     mixp_result r = mixpi_copy_check(to, from);
     if (r != MIXP_OK || to->data == from->data) return r;
-    r = mixpi_write_computed(to, "mixp_copy");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_write_computed(to, "mixp_copy"));
     return mixpi_convert_to(to->ctx, mixpi_tensor_out(to, 0), mixpi_tensor_in(from), to->count);
 }
 
@@ -20772,20 +20719,18 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     char shape[224];
     if (t && mixpi_is_tensor(t) && mixpi_is_stale(t)) {
         mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                          "mixp_item: the tensor is of an earlier step, and %s has recycled it: "
-                          "call mixp_item before %s",
-                          mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
+            "mixp_item: the tensor is of an earlier step, and %s has recycled it: call mixp_item "
+            "before %s",
+            mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
         t = NULL;
     }
 
     if (mixpi_check_memory(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                          "mixp_item '%s': %s has %.0f elements, not one; take the mean or sum, or "
-                          "use mixp_read",
-                          t->own.generation ? "" : t->name,
-                          mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
-                          (double)t->count);
+            "mixp_item '%s': %s has %.0f elements, not one; take the mean or sum, or use mixp_read",
+            t->own.generation ? "" : t->name,
+            mixpi_shape_text(t->rank, t->shape, shape, sizeof shape), (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
 
     /* Any failure gives NaN, as bits: fast-math would fold 0/0. */
@@ -20813,16 +20758,14 @@ static double mixpi_largest(mixp_dtype dtype) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    mixp_result r = mixpi_check_memory(t, "mixp_fill");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_fill"));
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_fill: %g is beyond the range of %s, whose largest number is "
-                                 "%g; use a number in that range%s",
-                                 value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
-                                 mixpi_is_real(t->dtype) ? ", or INFINITY" : "");
-    r = mixpi_write_begin(t, "mixp_fill");
-    if (r != MIXP_OK) return r;
+            "mixp_fill: %g is beyond the range of %s, whose largest number is %g; use a number in "
+            "that range%s",
+            value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
+            mixpi_is_real(t->dtype) ? ", or INFINITY" : "");
+    MIXPI_TRY(mixpi_write_begin(t, "mixp_fill"));
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
 
@@ -20843,9 +20786,8 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double value[256], narrow[256]; /* narrow: aligned memory for any dtype */
     int64_t i, j, n;
-    mixp_result r = mixpi_check_memory(t, "mixp_init");
-    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_init");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_init"));
+    MIXPI_TRY(mixpi_write_begin(t, "mixp_init"));
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
         for (j = 0; j < n; j++) {
@@ -20854,7 +20796,7 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
         if (mixpi_upload(t->ctx, mixpi_out_at(mixpi_tensor_out(t, 0), i).data, narrow,
-                         (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
+                (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
             return MIXP_ERR_DEVICE;
     }
     return MIXP_OK;
@@ -20863,31 +20805,28 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
     const mixp_result r = mixpi_check_memory(t, "mixp_init_normal");
     if (r != MIXP_OK || std >= 0.0) return r == MIXP_OK ? mixpi_init(t, 1, mean, std) : r;
-    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_init_normal: std is %g; it must be at least 0", std);
+    return mixp_context_fail(
+        t->ctx, MIXP_ERR_ARGUMENT, "mixp_init_normal: std is %g; it must be at least 0", std);
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
-    const mixp_result r = mixpi_check_memory(t, "mixp_init_uniform");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_init_uniform"));
     if (low <= high && mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
         !mixpi_overflows(t->dtype, high))
         return mixpi_init(t, 0, low, high - low);
     return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_init_uniform: low is %g and high is %g; both must be finite "
-                             "and in the range of %s, and low must not be above high",
-                             low, high, mixp_dtype_name(t->dtype));
+        "mixp_init_uniform: low is %g and high is %g; both must be finite and in the range of %s, "
+        "and low must not be above high",
+        low, high, mixp_dtype_name(t->dtype));
 }
 
 /* Initialises t, normal or uniform, with standard deviation gain / sqrt(fan). fan is fan_in if fans
  * is 0, otherwise the mean of fan_in and fan_out. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
     double in, out, std, bound;
-    mixp_result r = mixpi_check_memory(t, "mixp_init");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_init"));
     if (t->rank < 2)
-        return mixp_context_fail(
-            t->ctx, MIXP_ERR_SHAPE,
+        return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
             "mixp_init: '%.60s' has rank %d; xavier and kaiming need weights [out, in, ...]",
             t->name, t->rank);
     if (!t->count) return MIXP_OK;
@@ -20992,24 +20931,21 @@ static mixp_result mixpi_fits_none(mixp_context *ctx, const char *who, const cha
     const mixp_tensor *first = mixp_context_param(ctx, 0);
     if (!first)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: the context has no parameters; make them with mixp_param "
-                                 "first",
-                                 who);
+            "%s: the context has no parameters; make them with mixp_param first", who);
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                             "%s: no parameter's name fits '%s'; the context has %.0f parameters, "
-                             "the first is '%s'",
-                             who, pattern, (double)ctx->params.count, first->name);
+        "%s: no parameter's name fits '%s'; the context has %.0f parameters, the first is '%s'",
+        who, pattern, (double)ctx->params.count, first->name);
 }
 
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
-                                      mixp_result (*init)(mixp_tensor *, double), double value) {
+    mixp_result (*init)(mixp_tensor *, double), double value) {
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
     int64_t i = 0;
     int found = 0;
     if (!ctx || !pattern || !init)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_init_all: the context, the pattern or the function is NULL");
+            "mixp_init_all: the context, the pattern or the function is NULL");
     while (r == MIXP_OK && (t = mixpi_param_next(ctx, pattern, &i)) != NULL) {
         r = init(t, value);
         found = 1;
@@ -21022,8 +20958,8 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
     int64_t i = 0;
     int found = 0;
     if (!ctx || !pattern)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_freeze_all: the context or the pattern is NULL");
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_freeze_all: the context or the pattern is NULL");
     for (; (t = mixpi_param_next(ctx, pattern, &i)) != NULL; found = 1)
         mixp_tensor_set_requires_grad(t, !on);
     return found ? MIXP_OK : mixpi_fits_none(ctx, "mixp_freeze_all", pattern);
@@ -21033,19 +20969,19 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
 static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *name) {
     if (!mixp_context_find(ctx, name)) return 0;
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                      "%s '%s': this name is taken; create each parameter and buffer once, before "
-                      "the loop, with its own name",
-                      who, name);
+        "%s '%s': this name is taken; create each parameter and buffer once, before the loop, with "
+        "its own name",
+        who, name);
     return 1;
 }
 
-MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
-                                    const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_param(
+    mixp_context *ctx, const char *name, mixp_dtype dtype, int rank, const int64_t *shape) {
     mixp_tensor *t;
     if (!mixpi_is_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                          "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
-                          name ? name : "", mixp_dtype_name(dtype));
+            "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s", name ? name : "",
+            mixp_dtype_name(dtype));
         return NULL;
     }
     if (!ctx || mixpi_name_is_taken(ctx, "mixp_param", name)) return NULL;
@@ -21058,8 +20994,8 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
     return t;
 }
 
-MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                          const int64_t *shape, const char *format, ...) {
+MIXPREC_API mixp_tensor *mixp_param_named(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, const char *format, ...) {
     char name[256];
     va_list args;
     int n = -1;
@@ -21070,7 +21006,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
     }
     if (n >= 0 && n < (int)sizeof name) return mixp_param(ctx, name, dtype, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param_named: %s",
-                      format ? "the name has more than 255 bytes" : "the format is NULL");
+        format ? "the name has more than 255 bytes" : "the format is NULL");
     return NULL;
 }
 /* --- buffers ------------------------------------------------------------------------------- */
@@ -21081,14 +21017,13 @@ static int mixpi_is_buffer_dtype(mixp_dtype dtype) {
            dtype == MIXP_U8;
 }
 
-MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                     int rank, const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_buffer(
+    mixp_context *ctx, const char *name, mixp_dtype dtype, int rank, const int64_t *shape) {
     if (!ctx) return NULL;
     if (!mixpi_is_buffer_dtype(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                          "mixp_buffer '%s': a buffer must be f32, f64, f16, bf16, i32, i64 or u8, "
-                          "not %s",
-                          name ? name : "", mixp_dtype_name(dtype));
+            "mixp_buffer '%s': a buffer must be f32, f64, f16, bf16, i32, i64 or u8, not %s",
+            name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
 
@@ -21114,8 +21049,8 @@ static mixpi_backup *mixpi_need_buffer(const mixp_tensor *t, const char *who, mi
     if (*r == MIXP_OK) b = mixpi_backup_of(t);
     if (*r == MIXP_OK && !b)
         *r = mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                               "%s: '%.60s' is not a buffer: make it with mixp_buffer", who,
-                               t->own.generation ? "" : t->name);
+            "%s: '%.60s' is not a buffer: make it with mixp_buffer", who,
+            t->own.generation ? "" : t->name);
     return b;
 }
 
@@ -21129,7 +21064,7 @@ MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_r
         wrong = "a mean needs f32, f16 or bf16: use MIXP_BUFFER_RANK_0 or MIXP_BUFFER_OWN";
     if (wrong)
         return mixp_context_fail(buffer->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_buffer_set_ranks '%.60s': %s", b->buffer->name, wrong);
+            "mixp_buffer_set_ranks '%.60s': %s", b->buffer->name, wrong);
     b->ranks = ranks;
     return MIXP_OK;
 }
@@ -21149,15 +21084,15 @@ MIXPI_SELDOM_BEGIN
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
-    static const char *const names[] = { "none",      "fp8_current", "fp8_delayed",
-                                         "fp8_block", "mxfp8",       "nvfp4" };
+    static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8",
+        "nvfp4" };
     MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
 
 /* On the best instruction set: each gives the same bits. */
-MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
-                                      float *decode) {
+MIXPREC_API mixp_result mixp_quantise(
+    const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
     mixp_quantise_args own;
     if (!x || !k || !decode) return MIXP_ERR_ARGUMENT;
     own = *k;
@@ -21166,8 +21101,8 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
     return mixpi_cpu_portable()->kernels->quantise(x, &own);
 }
 
-MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
-                                      mixp_bf16 *y) {
+MIXPREC_API mixp_result mixp_hadamard(
+    const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a, mixp_bf16 *y) {
     mixp_hadamard_args k;
     k.rows = rows;
     k.cols = cols;
@@ -21259,17 +21194,16 @@ static void mixpi_casting_turn(mixp_context *ctx) {
     if (!c) return;
     if (c->lowerable && !c->lowered && trained)
         mixpi_warn(ctx,
-                   "autocast to %s stored nothing in %s: the %d operators in its regions keep the "
-                   "f32 of their inputs (the last is '%s'). Cast an input with mixp_cast(ctx, t, "
-                   "%s), or leave out the region",
-                   mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
-                   c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
+            "autocast to %s stored nothing in %s: the %d operators in its regions keep the f32 of "
+            "their inputs (the last is '%s'). Cast an input with mixp_cast(ctx, t, %s), or leave "
+            "out the region",
+            mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
+            c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
     if (c->uncoded && !c->coded && trained)
         mixpi_warn(ctx,
-                   "the recipe's codes free no memory: none of %d linears kept its input x as "
-                   "codes. The last has the weight '%s': %s. See CODES at mixp_recipe, or set "
-                   "codes to 0",
-                   c->uncoded, c->uncoded_name, c->uncoded_why);
+            "the recipe's codes free no memory: none of %d linears kept its input x as codes. The "
+            "last has the weight '%s': %s. See CODES at mixp_recipe, or set codes to 0",
+            c->uncoded, c->uncoded_name, c->uncoded_why);
     c->linears = c->coded = c->uncoded = c->lowerable = c->lowered = 0;
 }
 
@@ -21297,11 +21231,9 @@ static int mixpi_is_no_grad(const mixp_context *ctx) {
 /* Sets whether the innermost region records. Returns what it was. */
 static int mixpi_no_grad_set(mixp_context *ctx, int no_grad) {
     mixpi_casting *c = ctx->casting;
-    mixpi_region *region;
-    int was;
     if (!c || !c->n_regions) return 0;
-    region = &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
-    was = region->no_grad;
+    mixpi_region *region = &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
+    int was = region->no_grad;
     region->no_grad = no_grad;
     return was;
 }
@@ -21318,10 +21250,9 @@ static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->h
 
 /* Is each switch of a recipe 0 or 1? */
 static int mixpi_recipe_has_flags(const mixp_recipe *r) {
-    const int flags[] = { r->dy_e4m3,     r->dy_e5m2,    r->power_2,    r->no_stochastic,
-                          r->no_hadamard, r->no_2d,      r->w_2d,       r->x_2d,
-                          r->dy_2d,       r->dgrad_high, r->wgrad_high, r->most_recent,
-                          r->codes,       r->bound_448,  r->row_scaled };
+    const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
+        r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high, r->most_recent,
+        r->codes, r->bound_448, r->row_scaled };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
@@ -21348,8 +21279,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)
-        return "the recipe's keep_last needs linears, the number of mixp_linear calls in a "
-               "forward pass";
+        return "the recipe's keep_last needs linears, the number of mixp_linear calls in a forward "
+               "pass";
     if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
         return "the recipe's keep_first and keep_last together exceed linears";
     if (!mixpi_recipe_has_flags(r))
@@ -21373,8 +21304,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
 }
 
 /* Returns what is wrong with a recipe of delayed scaling in this context, or NULL. */
-static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recipe *r,
-                                       mixp_result *code) {
+static const char *mixpi_delayed_wrong(
+    const mixp_context *ctx, const mixp_recipe *r, mixp_result *code) {
     const mixpi_casting *c = ctx->casting;
     if (r->kind != MIXP_RECIPE_FP8_DELAYED) return NULL;
     *code = MIXP_ERR_DEVICE;
@@ -21411,8 +21342,8 @@ static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mix
 }
 
 /* Returns what is wrong with a recipe in a region of this dtype, or NULL. *code: the error. */
-static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
-                                      const mixp_recipe *r, mixp_result *code) {
+static const char *mixpi_recipe_wrong(
+    const mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r, mixp_result *code) {
     const char *wrong;
     *code = MIXP_ERR_ARGUMENT;
     if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
@@ -21471,8 +21402,8 @@ static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
 
 /* Opens a region. A refused block or scope opens a region as well, without effect, because its end
  * will close one. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind,
-                                     int no_grad) {
+static mixp_result mixpi_region_open(
+    mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind, int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
@@ -21512,7 +21443,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     if (!wrong || !has_pop) c->n_regions++;
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, r, "autocast to %s at level %d: %s",
-                                      mixp_dtype_name(cast.dtype), cast.level, wrong);
+                        mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
 /* Opens a region with the level for blocks. */
@@ -21547,36 +21478,35 @@ static mixp_result mixpi_region_report_crossed(mixp_context *ctx, const char *wh
     const char *scope = mixpi_scope_now(ctx, &length);
     if (kind == MIXPI_REGION_NAMED)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: the innermost open region is the scope '%.*s' of "
-                                 "mixp_scope_push; close that scope first",
-                                 who, length, scope);
+            "%s: the innermost open region is the scope '%.*s' of mixp_scope_push; close that "
+            "scope first",
+            who, length, scope);
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: the innermost open region is %s (autocast to %s there); close "
-                             "that region first",
-                             who, mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
+        "%s: the innermost open region is %s (autocast to %s there); close that region first", who,
+        mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
 }
 
 /* Closes the innermost region, which must be of this kind. */
 static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind, const char *who,
-                                    const char *what, const char *push) {
+    const char *what, const char *push) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!mixpi_region_now(ctx))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what,
-                                 push);
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what, push);
     if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_report_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
-    return mixpi_region_pop(ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region",
-                            "mixp_autocast_push");
+    return mixpi_region_pop(
+        ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region", "mixp_autocast_push");
 }
 
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
     if (!ctx || level < 0 || level > 3)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_set_level: %d is not 0 to 3", level);
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_set_level: %d is not 0 to 3", level);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_level = level;
     return MIXP_OK;
@@ -21585,10 +21515,9 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
 MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe) {
     mixp_recipe none;
     mixp_result r;
-    const char *wrong;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     memset(&none, 0, sizeof none);
-    wrong = mixpi_recipe_wrong(ctx, MIXP_BF16, recipe, &r);
+    const char *wrong = mixpi_recipe_wrong(ctx, MIXP_BF16, recipe, &r);
     if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_recipe = recipe ? *recipe : none;
@@ -21609,7 +21538,7 @@ static int mixpi_pattern_is_used(const mixp_context *ctx, const char *pattern) {
 /* Returns what is wrong with a rule, or NULL. *code: the error. delayed: the recipe of delayed
  * scaling of an earlier rule, or NULL. */
 static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_rule *rule,
-                                    const mixp_recipe *delayed, mixp_result *code) {
+    const mixp_recipe *delayed, mixp_result *code) {
     const mixp_recipe *r = rule->recipe;
     *code = MIXP_ERR_ARGUMENT;
     if (!rule->pattern || !*rule->pattern) return "the pattern is empty";
@@ -21625,39 +21554,37 @@ static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_r
 }
 
 /* Checks all rules. *delayed: their recipe of delayed scaling, or NULL. */
-static mixp_result mixpi_rules_check(mixp_context *ctx, const mixp_recipe_rule *rules, int n,
-                                     const mixp_recipe **delayed) {
+static mixp_result mixpi_rules_check(
+    mixp_context *ctx, const mixp_recipe_rule *rules, int n, const mixp_recipe **delayed) {
     *delayed = NULL;
     if (mixpi_region_now(ctx))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_autocast_set_recipes: a region or a scope is open; call the "
-                                 "function between steps");
+            "mixp_autocast_set_recipes: a region or a scope is open; call the function between "
+            "steps");
     if (n < 0 || n > MIXPI_MAX_RULES || (n && !rules))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_set_recipes: %s; pass 0 to 64 rules",
-                                 n && !rules ? "rules is NULL" : "the number of rules is wrong");
+            "mixp_autocast_set_recipes: %s; pass 0 to 64 rules",
+            n && !rules ? "rules is NULL" : "the number of rules is wrong");
     for (int i = 0; i < n; i++) {
         const mixp_recipe *r = rules[i].recipe;
         mixp_result code;
         const char *wrong = mixpi_rule_wrong(ctx, &rules[i], *delayed, &code);
         if (wrong)
             return mixp_context_fail(ctx, code,
-                                     "mixp_autocast_set_recipes: rule %d, pattern '%.95s': %s", i,
-                                     rules[i].pattern ? rules[i].pattern : "NULL", wrong);
+                "mixp_autocast_set_recipes: rule %d, pattern '%.95s': %s", i,
+                rules[i].pattern ? rules[i].pattern : "NULL", wrong);
         if (r && r->kind == MIXP_RECIPE_FP8_DELAYED) *delayed = r;
     }
     return MIXP_OK;
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
-                                                  int n) {
+MIXPREC_API mixp_result mixp_autocast_set_recipes(
+    mixp_context *ctx, const mixp_recipe_rule *rules, int n) {
     const mixp_recipe *delayed;
     mixpi_casting *c;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    r = mixpi_rules_check(ctx, rules, n, &delayed);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_rules_check(ctx, rules, n, &delayed));
 
     /* All memory comes before the first change. */
     c = mixpi_casting_of(ctx);
@@ -21716,13 +21643,10 @@ static int mixpi_regions_count(const mixp_context *ctx) {
 
 /* Opens a region that only adds a name to the operators applied in it. */
 static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name, mixpi_region_kind kind) {
-    mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
+    MIXPI_TRY(mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0));
     mixpi_casting *c = ctx->casting;
-    mixpi_region *region;
-    int n;
-    if (r != MIXP_OK) return r;
-    region = &c->regions[c->n_regions - 1];
-    n = region->scope;
+    mixpi_region *region = &c->regions[c->n_regions - 1];
+    int n = region->scope;
     if (!*name) return MIXP_OK;
     snprintf(c->scope + n, sizeof c->scope - (size_t)n, n ? ".%s" : "%s", name);
     region->scope = (int)strlen(c->scope);
@@ -21738,9 +21662,8 @@ MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
     if (!ctx || !name || !*name)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_scope_push: the name is %s; pass a name, for example "
-                                 "\"h.3\"",
-                                 name ? "empty" : "NULL");
+            "mixp_scope_push: the name is %s; pass a name, for example \"h.3\"",
+            name ? "empty" : "NULL");
     return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
@@ -21763,8 +21686,8 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
     if (ctx && opened >= 0 && opened < mixpi_regions_count(ctx)) ctx->casting->n_regions = opened;
 }
 
-MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn,
-                                            void *user) {
+MIXPREC_API mixp_tensor *mixp_autocast_call(
+    mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn, void *user) {
     mixp_tensor *t;
     int opened;
     if (!ctx || !fn) return NULL;
@@ -21787,8 +21710,7 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;
-    return mixp_context_fail(
-        ctx, MIXP_ERR_ORDER,
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
         "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open; begin steps outside "
         "of such blocks, and do not leave a block by return, goto, break or an exception (in C++, "
         "use mixp_autocast_scope); around a loop of steps, use mixp_no_grad_open or "
@@ -21798,8 +21720,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
-    static const char *const names[] = { "keep",    "low",    "f32",     "f32_out",
-                                         "promote", "banned", "low_out", "all_f32" };
+    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned",
+        "low_out", "all_f32" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
@@ -21815,20 +21737,19 @@ static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) 
     return op->cls;
 }
 
-MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
-                                               mixp_op_class cls) {
+MIXPREC_API mixp_result mixp_autocast_override(
+    mixp_context *ctx, const mixp_op *op, mixp_op_class cls) {
     mixpi_casting *c = ctx ? mixpi_casting_of(ctx) : NULL;
     int i = 0;
     if (ctx && !c) return MIXP_ERR_MEMORY;
     if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
-                                 !op ? "op is NULL" : "cls is not a mixp_op_class");
+            !op ? "op is NULL" : "cls is not a mixp_op_class");
     while (i < c->n_overrides && c->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_override: %d operators have an override already, "
-                                 "which is the limit",
-                                 MIXPI_MAX_OVERRIDES);
+            "mixp_autocast_override: %d operators have an override already, which is the limit",
+            MIXPI_MAX_OVERRIDES);
     if (i == c->n_overrides) c->n_overrides++;
     c->overrides[i].op = op;
     c->overrides[i].cls = cls;
@@ -21836,8 +21757,8 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 }
 
 /* The dtype in which a result is stored. natural: the operator's own result dtype. */
-static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls, mixp_dtype natural,
-                                     int rank) {
+static mixp_dtype mixpi_result_dtype(
+    mixp_autocast region, mixp_op_class cls, mixp_dtype natural, int rank) {
     if (region.level == 0 || !mixpi_is_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
@@ -21866,8 +21787,8 @@ static int mixpi_is_low(mixp_dtype dtype) { return dtype == MIXP_F16 || dtype ==
 /* --- counts ---------------------------------------------------------------------------- */
 
 /* Counts a result in a region, for the warning of mixpi_casting_turn. */
-static void mixpi_count_lowered(mixpi_casting *c, mixp_autocast region, const mixp_op *op,
-                                const mixp_tensor *out) {
+static void mixpi_count_lowered(
+    mixpi_casting *c, mixp_autocast region, const mixp_op *op, const mixp_tensor *out) {
     if (!mixpi_is_low(region.dtype)) return;
     c->lowerable++;
     c->low = region.dtype;
@@ -21959,7 +21880,7 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     else if (t->own.generation) wrong = "an activation has no low copies; use mixp_cast";
     if (wrong)
         mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
-                          t->own.generation ? "" : t->name, wrong);
+            t->own.generation ? "" : t->name, wrong);
     low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
     return low;
 }
@@ -22013,10 +21934,9 @@ static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c) {
 static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->tape.inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: not possible inside an operator's infer, forward or backward, "
-                             "nor inside a hook of ranks. If an exception has left such a "
-                             "function, call mixp_step_begin%s",
-                             who, ctx->tape.refused ? " again" : "");
+        "%s: not possible inside an operator's infer, forward or backward, nor inside a hook of "
+        "ranks. If an exception has left such a function, call mixp_step_begin%s",
+        who, ctx->tape.refused ? " again" : "");
 }
 
 /* --- applying one operator ------------------------------------------------------------- */
@@ -22035,17 +21955,17 @@ static const char *mixpi_quoted(const mixp_tensor *t, char *text) {
     return text;
 }
 
-static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i, int required,
-                                     const mixp_tensor *t) {
+static mixp_result mixpi_check_input(
+    mixp_context *ctx, const mixp_op *op, int i, int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED], stale[192];
     if (mixpi_is_spilled(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: input %d " MIXPI_SPILLED, op->name, i);
     if (t && !mixpi_is_tensor(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: input %d is not a tensor: it is an invalid pointer, or a "
-                                 "gradient that mixp_backward has released",
-                                 op->name, i);
+            "%s: input %d is not a tensor: it is an invalid pointer, or a gradient that "
+            "mixp_backward has released",
+            op->name, i);
 
     /* The last reason that holds is reported. */
     if (!t && i < required) wrong = "is NULL";
@@ -22063,32 +21983,30 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
 
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
-                             "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
+        "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
 }
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                     mixp_tensor *const *in, int required, const void *attrs) {
+    mixp_tensor *const *in, int required, const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_apply: the operator, its name, infer, forward or inputs are "
-                                 "missing");
+            "mixp_apply: the operator, its name, infer, forward or inputs are missing");
     if (op->attrs_size && !attrs)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: attrs is NULL, but the operator's attrs_size is %.0f",
-                                 op->name, (double)op->attrs_size);
+            "%s: attrs is NULL, but the operator's attrs_size is %.0f", op->name,
+            (double)op->attrs_size);
 
     /* The class and the number of inputs, then each input. */
     if ((unsigned)op->cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: the operator's class is %d, which is not a mixp_op_class",
-                                 op->name, (int)op->cls);
+            "%s: the operator's class is %d, which is not a mixp_op_class", op->name, (int)op->cls);
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 1 || required > n_in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: %d inputs, of which %d required; at least 1 must be "
-                                 "required, and at most %d are allowed",
-                                 op->name, n_in, required, MIXP_MAX_INPUTS);
+            "%s: %d inputs, of which %d required; at least 1 must be required, and at most %d are "
+            "allowed",
+            op->name, n_in, required, MIXP_MAX_INPUTS);
 
     for (i = 0; i < n_in && r == MIXP_OK; i++) r = mixpi_check_input(ctx, op, i, required, in[i]);
     return r;
@@ -22110,9 +22028,9 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     mixp_result r = run(c);
     if (ctx->generation != generation)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: a function of this operator called mixp_step_begin; call "
-                                 "mixp_step_begin between steps only",
-                                 name);
+            "%s: a function of this operator called mixp_step_begin; call mixp_step_begin between "
+            "steps only",
+            name);
     mixpi_inside_end(ctx, before);
     return r;
 }
@@ -22138,10 +22056,9 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_autocast region) {
         const int cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
         if (cached && region.level >= 3)
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                     "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: "
-                                     "create it as f16 or bf16, or choose level 2, which keeps f32 "
-                                     "weights",
-                                     c->op->name, t->name);
+                "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: create it as f16 or "
+                "bf16, or choose level 2, which keeps f32 weights",
+                c->op->name, t->name);
 
         if (watcher && watcher->stays_uncast(c, i, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
@@ -22170,8 +22087,8 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_a
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result",
-                                 c->op->name);
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result", c->op->name);
     if (e->alias) {
         out->data = c->in[0]->data;
         out->own.origin = mixpi_origin(c->in[0]);
@@ -22200,9 +22117,8 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     const mixp_op_class cls = mixpi_class_of(ctx, c->op);
     if (region.level && cls == MIXP_CLASS_BANNED)
         return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
-                                 "%s is unsafe in low precision: use %s, or run "
-                                 "it in a region of MIXP_F32",
-                                 c->op->name, c->op->instead ? c->op->instead : "another operator");
+            "%s is unsafe in low precision: use %s, or run it in a region of MIXP_F32", c->op->name,
+            c->op->instead ? c->op->instead : "another operator");
 
     /* Autocast: the inputs get the dtype of the operator's class. */
     mixp_result r = MIXP_OK;
@@ -22229,8 +22145,8 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
 /* Makes an entry. Its memory: the entry; an even number of versions; the inputs, padded to a
  * multiple of four so that operators may read inputs that were left out; the attributes, which have
  * the entry's alignment; then one byte of flags for each input. */
-static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, int n_in,
-                                         mixp_tensor *const *in, const void *attrs) {
+static mixpi_tape_entry *mixpi_entry_new(
+    mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor *const *in, const void *attrs) {
     size_t slots = ((size_t)n_in + 3) / 4 * 4, versions = ((size_t)n_in + 2) / 2 * 2;
     mixpi_tape_entry *e = (mixpi_tape_entry *)mixpi_step_alloc(
         ctx, sizeof *e + versions * sizeof *e->versions + slots * sizeof *in + op->attrs_size +
@@ -22278,7 +22194,7 @@ static int mixpi_note_inputs(mixpi_tape_entry *e, mixp_tensor *const *given) {
 }
 
 static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                mixp_tensor *const *in, int required, const void *attrs) {
+    mixp_tensor *const *in, int required, const void *attrs) {
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
     if (!mixpi_casting_of(ctx)) return NULL;
     const uint64_t reported = ctx->errors.reported;
@@ -22319,22 +22235,22 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
 }
 
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                    mixp_tensor *const *in, int required, const void *attrs) {
+    mixp_tensor *const *in, int required, const void *attrs) {
     const int before = mixpi_enter(ctx);
     mixp_tensor *y = mixpi_apply(ctx, op, n_in, in, required, attrs);
     mixpi_leave(ctx, before, MIXP_OK);
     return y;
 }
 
-MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
-                                         const int64_t *shape) {
+MIXPREC_API mixp_result mixp_call_output(
+    mixp_call *c, mixp_dtype dtype, int rank, const int64_t *shape) {
     c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
     return c->out ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* Like mixp_call_output, for a dtype that autocast must not change. */
-static mixp_result mixpi_call_output_fixed(mixp_call *c, mixp_dtype dtype, int rank,
-                                           const int64_t *shape) {
+static mixp_result mixpi_call_output_fixed(
+    mixp_call *c, mixp_dtype dtype, int rank, const int64_t *shape) {
     mixpi_entry(c)->fixed_dtype = 1;
     return mixp_call_output(c, dtype, rank, shape);
 }
@@ -22344,8 +22260,8 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "%s: %.0f elements do not fit a shape of %.0f elements",
-                                 c->op->name, (double)c->in[0]->count, (double)c->out->count);
+            "%s: %.0f elements do not fit a shape of %.0f elements", c->op->name,
+            (double)c->in[0]->count, (double)c->out->count);
     return r;
 }
 
@@ -22358,8 +22274,8 @@ static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
     for (int i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
 }
 
-MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
-                                        const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_call_save(
+    mixp_call *c, int slot, mixp_dtype dtype, int rank, const int64_t *shape) {
     const mixp_tensor *kept = slot >= 0 && slot < MIXP_MAX_SAVED ? c->saved[slot] : NULL;
     if (kept && kept->data && kept->dtype == dtype && kept->rank == rank && /* computed again */
         (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape)))
@@ -22367,8 +22283,8 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                      "%s: mixp_call_save: slot is %d; the last slot is %d", c->op->name, slot,
-                      MIXP_MAX_SAVED - 1);
+        "%s: mixp_call_save: slot is %d; the last slot is %d", c->op->name, slot,
+        MIXP_MAX_SAVED - 1);
     return NULL;
 }
 /* --- marks of gradients ---------------------------------------------------------------- *
@@ -22507,8 +22423,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g = NULL;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                          "%s: mixp_call_grad and mixp_call_dx work only in an operator's backward",
-                          c->op->name);
+            "%s: mixp_call_grad and mixp_call_dx work only in an operator's backward", c->op->name);
         return NULL;
     }
     if (!mixp_call_wants(c, i)) return NULL;
@@ -22660,12 +22575,11 @@ static mixp_result mixpi_report_written(const mixp_call *c, int i, const char *w
     if (i == c->n_in) snprintf(which, sizeof which, "its result");
     else if (!*mixpi_quoted(origin, which)) snprintf(which, sizeof which, "its input %d", i);
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "%s:%s%s %s was written%s%s since %s read it, so gradients would be "
-                             "wrong: call %s before the write, or run forward again",
-                             who, *which == ' ' ? "" : " ", which,
-                             mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
-                             origin->own.writer ? " by " : "",
-                             origin->own.writer ? origin->own.writer : "", c->op->name, who);
+        "%s:%s%s %s was written%s%s since %s read it, so gradients would be wrong: call %s before "
+        "the write, or run forward again",
+        who, *which == ' ' ? "" : " ", which,
+        mixpi_shape_text(t->rank, t->shape, shape, sizeof shape), origin->own.writer ? " by " : "",
+        origin->own.writer ? origin->own.writer : "", c->op->name, who);
 }
 
 /* A walk reads what forward read: fails if any of it was written since. */
@@ -22715,11 +22629,9 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     for (i = 0; i < c->n_in && !wrong; i++) wrong = mixpi_gradient_wrong(c, i);
     if (wrong)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s backward: it %s the gradient of input %d%s, which is needed: "
-                                 "write to the tensor of mixp_call_dx; write zeros if the gradient "
-                                 "is 0",
-                                 c->op->name, wrong, i - 1,
-                                 mixpi_quoted(mixpi_grad_owner(c, i - 1), quoted));
+            "%s backward: it %s the gradient of input %d%s, which is needed: write to the tensor "
+            "of mixp_call_dx; write zeros if the gradient is 0",
+            c->op->name, wrong, i - 1, mixpi_quoted(mixpi_grad_owner(c, i - 1), quoted));
     for (i = 0; i < c->n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
     return MIXP_OK;
 }
@@ -22747,14 +22659,14 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
     const int far = ctx->device->download != NULL;
     mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
     mixp_look_args k;
-    mixp_result r = row ? mixpi_device_zero(ctx, row, sizeof *row) : MIXP_ERR_MEMORY;
-    if (r != MIXP_OK) return r;
+    if (!row) return MIXP_ERR_MEMORY;
+    MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
     memset(&k, 0, sizeof k);
     k.n = g->count;
     k.x = mixpi_tensor_in(g);
     k.low = MIXP_F16;
     k.row = row;
-    r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    mixp_result r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     if (!far) return r;
     if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);
     mixpi_arena_free(ctx, a, row, sizeof *row);
@@ -22766,12 +22678,10 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
 static mixp_result mixpi_unscaled_count(mixp_context *ctx, const mixp_tensor *g) {
     mixpi_unscaled *u = &ctx->walk.unscaled;
     mixp_look found;
-    mixp_result r;
     if (g->dtype != MIXP_F16 || g->own.mark.kind != MIXPI_MARK_TRUE) return MIXP_OK;
     u->met = 1;
     if (!u->counts) return MIXP_OK;
-    r = mixpi_unscaled_look(ctx, g, &found);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_unscaled_look(ctx, g, &found));
     u->values += (double)(found.count - found.zeros);
     if (found.largest < 16.0f * 6.103515625e-05f) u->flushed += 0.5 * (double)found.least;
     return MIXP_OK;
@@ -22785,10 +22695,10 @@ static void mixpi_unscaled_end(mixp_context *ctx) {
     if (u->met && u->walks < MIXPI_UNSCALED_WALKS) u->walks++;
     if (u->flushed < 8.0 || u->flushed <= 0.05 * all) return;
     mixpi_warn(ctx,
-               "mixp_backward: about %.0f %% of the f16 gradients became 0 in step %.0f, because "
-               "no loss scale multiplies them: call mixp_backward on mixp_scaler_scale(scaler, "
-               "loss) and step with mixp_scaler_step, or use bf16",
-               100.0 * u->flushed / all, (double)ctx->step);
+        "mixp_backward: about %.0f %% of the f16 gradients became 0 in step %.0f, because no loss "
+        "scale multiplies them: call mixp_backward on mixp_scaler_scale(scaler, loss) and step "
+        "with mixp_scaler_step, or use bf16",
+        100.0 * u->flushed / all, (double)ctx->step);
 }
 /* --- walking back one operator ---------------------------------------------------------- */
 
@@ -22991,14 +22901,13 @@ static int mixpi_rerun_keep_attrs(mixpi_rerun *b) {
  * memory. */
 static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry *before) {
     mixpi_tape_entry *e;
-    mixpi_rerun *b;
     int64_t n = 0;
     for (e = ctx->tape.newest; e != before; e = e->older) {
         if (mixpi_entry_is_spent(e)) return NULL;
         n++;
     }
     if (!n) return NULL;
-    b = (mixpi_rerun *)mixpi_step_alloc(ctx, sizeof *b);
+    mixpi_rerun *b = (mixpi_rerun *)mixpi_step_alloc(ctx, sizeof *b);
     if (b) b->entries = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)n * sizeof e);
     if (!b || !b->entries) return NULL;
     b->count = n;
@@ -23006,8 +22915,8 @@ static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry 
     return mixpi_rerun_keep_attrs(b) ? b : NULL;
 }
 
-static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *user,
-                                    mixp_tensor *x) {
+static mixp_tensor *mixpi_recompute(
+    mixp_context *ctx, mixp_block_fn fn, void *user, mixp_tensor *x) {
     mixpi_tape_entry *before = ctx->tape.newest;
     const uint64_t generation = ctx->generation;
     const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
@@ -23022,8 +22931,8 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     if (ctx->generation != generation)
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                          "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
-                          "between steps only");
+            "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin between steps "
+            "only");
 
     if (!y || ctx->generation != generation) return NULL;
     if (!mixpi_is_live(y)) return y;
@@ -23038,8 +22947,8 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
-                                        mixp_tensor *x) {
+MIXPREC_API mixp_tensor *mixp_recompute(
+    mixp_context *ctx, mixp_block_fn block, void *user, mixp_tensor *x) {
     if (!ctx) return NULL;
     if (block) return mixpi_recompute(ctx, block, user, x);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_recompute: the function is NULL");
@@ -23052,34 +22961,33 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     /* Is it one number of this context and this step? */
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the loss is of an earlier step, and %s has "
-                                 "recycled it: call mixp_backward in the step that made the loss",
-                                 mixpi_beginner(ctx));
+            "mixp_backward: the loss is of an earlier step, and %s has recycled it: call "
+            "mixp_backward in the step that made the loss",
+            mixpi_beginner(ctx));
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
-        return mixp_context_fail(
-            ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
-            "mixp_backward: the loss must be one element of this context%s; take its "
-            "mean or sum first",
+        return mixp_context_fail(ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
+            "mixp_backward: the loss must be one element of this context%s; take its mean or sum "
+            "first",
             loss ? "" : ", not NULL");
     if (mixpi_check_outside(ctx, "mixp_backward") != MIXP_OK) return MIXP_ERR_ORDER;
 
     /* Was it recorded, in a step that trains, and not yet walked back? */
     if (!loss->own.from_tape && loss->own.cut)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: nothing was recorded for this loss: it comes from "
-                                 "%s, which has no backward",
-                                 loss->own.cut);
+            "mixp_backward: nothing was recorded for this loss: it comes from %s, which has no "
+            "backward",
+            loss->own.cut);
     if (!loss->own.from_tape)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: nothing was recorded for this loss: it was made "
-                                 "under MIXP_NO_GRAD, or depends on no parameter");
+            "mixp_backward: nothing was recorded for this loss: it was made under MIXP_NO_GRAD, or "
+            "depends on no parameter");
     if (ctx->evaluates)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: this step began with mixp_eval_begin; begin steps "
-                                 "that train with mixp_step_begin");
+            "mixp_backward: this step began with mixp_eval_begin; begin steps that train with "
+            "mixp_step_begin");
     if (loss->own.walked)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: already called on this loss; run forward again");
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER, "mixp_backward: already called on this loss; run forward again");
     return MIXP_OK;
 }
 
@@ -23203,7 +23111,7 @@ MIXPI_SELDOM_BEGIN
 
 /* The loss with t's element i set to x. */
 static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, mixp_tensor *t,
-                            float *value, int64_t i, float x) {
+    float *value, int64_t i, float x) {
     value[i] = x;
     mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
@@ -23213,8 +23121,7 @@ static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, m
 /* Raises *worst to the largest relative deviation over one input. memory: 2 t->count floats, for
  * the gradient and the values. */
 static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                                              mixp_tensor *t, double eps, float *memory,
-                                              double *worst) {
+    mixp_tensor *t, double eps, float *memory, double *worst) {
     float *analytic = memory, *value = memory + t->count;
     mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
     int64_t i;
@@ -23242,37 +23149,34 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
 static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void *user) {
     const int64_t regions = ctx->low_copies.regions;
     const mixp_dtype around = mixp_autocast_current(ctx).dtype;
-    mixp_tensor *loss;
-    mixp_result r = mixp_step_begin(ctx);
-    if (r != MIXP_OK) return r;
-    loss = fn(ctx, user);
+    MIXPI_TRY(mixp_step_begin(ctx));
+    mixp_tensor *loss = fn(ctx, user);
     if (ctx->tape.drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_check_gradients: fn uses dropout, which draws other random "
-                                 "numbers in each run; pass training 0 to mixp_dropout, and set "
-                                 "attention's dropout to 0");
+            "mixp_check_gradients: fn uses dropout, which draws other random numbers in each run; "
+            "pass training 0 to mixp_dropout, and set attention's dropout to 0");
     if (ctx->low_copies.regions != regions || around != MIXP_F32)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_check_gradients: fn runs under autocast, whose rounding "
-                                 "errors exceed the effect of eps; check it in f32");
+            "mixp_check_gradients: fn runs under autocast, whose rounding errors exceed the effect "
+            "of eps; check it in f32");
     return mixp_backward(ctx, loss);
 }
 
 /* Can all inputs be checked? *most: elements of the largest input. */
-static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *const *inputs,
-                                      int64_t *most) {
+static mixp_result mixpi_check_inputs(
+    mixp_context *ctx, int n, mixp_tensor *const *inputs, int64_t *most) {
     int i;
     *most = 0;
     for (i = 0; i < n; i++) {
         const mixp_tensor *t = inputs[i];
         if (!mixpi_is_tensor(t) || t->dtype != MIXP_F32 || t->own.generation)
             return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                                     "mixp_check_gradients: input %d must be a "
-                                     "permanent f32 tensor (mixp_param or mixp_view)",
-                                     i);
+                "mixp_check_gradients: input %d must be a permanent f32 tensor (mixp_param or "
+                "mixp_view)",
+                i);
         if (t->ctx != ctx)
-            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                     "mixp_check_gradients: input %d is of another context", i);
+            return mixp_context_fail(
+                ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: input %d is of another context", i);
         if (t->count > *most) *most = t->count;
     }
     return MIXP_OK;
@@ -23280,19 +23184,17 @@ static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *con
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                                            int n_inputs, mixp_tensor *const *inputs, double eps,
-                                            double *worst) {
+    int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
     int64_t most;
     int i;
     if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
-    mixp_result r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_inputs(ctx, n_inputs, inputs, &most));
     float *memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
 
     /* The gradients that the walk gives. */
     for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
-    r = mixpi_check_walk(ctx, fn, user);
+    mixp_result r = mixpi_check_walk(ctx, fn, user);
 
     /* Beside differences of the loss. */
     *worst = 0.0;
@@ -23306,11 +23208,10 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                                             int n_inputs, mixp_tensor *const *inputs, double eps,
-                                             double *worst) {
+    int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
     const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before,
-                       mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
+    return mixpi_leave(
+        ctx, before, mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }
 MIXPI_SELDOM_END
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
@@ -23319,12 +23220,10 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
     if (!mixpi_is_real(from) && from != MIXP_U8 && from != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32",
-                                 mixp_dtype_name(from));
+            "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32", mixp_dtype_name(from));
     if (!mixpi_is_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: the result must be f32, f16 or bf16, not %s",
-                                 mixp_dtype_name(to));
+            "cast: the result must be f32, f16 or bf16, not %s", mixp_dtype_name(to));
     mixpi_call_reads_all(c, 0);
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
 }
@@ -23339,17 +23238,16 @@ static mixp_result mixpi_rounding_infer(mixp_call *c) {
 /* Converts to the other dtype. Also the forward of reshape. */
 static mixp_result mixpi_cast_forward(mixp_call *c) {
     if (c->out->data == c->in[0]->data) return MIXP_OK; /* an alias */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]),
-                          c->out->count);
+    return mixpi_add_into(
+        c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]), c->out->count);
 }
 static mixp_result mixpi_cast_backward(mixp_call *c) {
     int accumulate = 0;
-    mixp_tensor *grad;
     if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    grad = mixp_call_grad(c, 0, &accumulate);
+    mixp_tensor *grad = mixp_call_grad(c, 0, &accumulate);
     if (!grad) return MIXP_OK; /* not wanted */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad),
-                          c->out->count);
+    return mixpi_add_into(
+        c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad), c->out->count);
 }
 
 static const mixp_op mixpi_cast_op = {
@@ -23387,13 +23285,13 @@ static int64_t mixpi_rows_of(const mixp_tensor *t) {
 /* Applies a built-in operator to up to three inputs. Fails if one of the first `required` is
  * NULL. */
 static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
-                                   mixp_tensor *b, mixp_tensor *c, const void *attrs) {
+    mixp_tensor *b, mixp_tensor *c, const void *attrs) {
     mixp_tensor *in[3] = { a, b, c };
     return mixp_apply(ctx, mixp_op_builtin(id), 3, in, required, attrs);
 }
 
-static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                    const void *attrs) {
+static mixp_tensor *mixpi_apply_one(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, const void *attrs) {
     return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs);
 }
 
@@ -23432,14 +23330,12 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     for (int i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
         if (!t && i < required)
-            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name,
-                                     i);
+            return mixp_context_fail(
+                c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name, i);
         if (t && !mixpi_is_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                     "%s: input %d%s is %s; it must be f32, f16 or "
-                                     "bf16%s",
-                                     c->op->name, i, mixpi_quoted(t, quoted),
-                                     mixp_dtype_name(t->dtype), mixpi_real_cure(t->dtype));
+                "%s: input %d%s is %s; it must be f32, f16 or bf16%s", c->op->name, i,
+                mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype), mixpi_real_cure(t->dtype));
     }
     return MIXP_OK;
 }
@@ -23451,10 +23347,10 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32, one for each row (not "
-                             "one-hot); convert them with mixp_convert",
-                             c->op->name, which, ids ? mixpi_quoted(ids, quoted) : "",
-                             ids ? mixp_dtype_name(ids->dtype) : "NULL");
+        "%s: input %d%s is %s; indices must be i32, one for each row (not one-hot); convert them "
+        "with mixp_convert",
+        c->op->name, which, ids ? mixpi_quoted(ids, quoted) : "",
+        ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
 static mixp_result mixpi_need_indices(mixp_call *c) { return mixpi_need_indices_after(c, 1); }
@@ -23462,15 +23358,14 @@ static mixp_result mixpi_need_indices(mixp_call *c) { return mixpi_need_indices_
 /* Fails if a finite constant of the call becomes Inf in the dtype of its result. That dtype is the
  * one without a guard's fallback: whether a program is right must not depend on the guard's state.
  * A site that the user pinned stores the dtype of the pin. */
-static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, float value,
-                                       const char *instead) {
+static mixp_result mixpi_constant_fits(
+    const mixp_call *c, const char *name, float value, const char *instead) {
     const mixp_dtype dtype = mixpi_watcher_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
     if (!mixpi_overflows(dtype, (double)value)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "%s: %s is %g, beyond the range of %s, whose largest number is %g; "
-                             "use a number in that range, or %s",
-                             c->op->name, name, (double)value, mixp_dtype_name(dtype),
-                             mixpi_largest(dtype), instead);
+        "%s: %s is %g, beyond the range of %s, whose largest number is %g; use a number in that "
+        "range, or %s",
+        c->op->name, name, (double)value, mixp_dtype_name(dtype), mixpi_largest(dtype), instead);
 }
 
 /* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf
@@ -23504,9 +23399,9 @@ static const mixp_call *mixpi_maker(const mixp_tensor *t) {
 /* The key of the random numbers of an operator with dropout. */
 static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     if (ctx->evaluates)
-        mixpi_warn(ctx, "dropout is on in a step of mixp_eval_begin: pass training 0 to "
-                        "mixp_dropout and set attention's dropout to 0, unless you average several "
-                        "random evaluations");
+        mixpi_warn(ctx,
+            "dropout is on in a step of mixp_eval_begin: pass training 0 to mixp_dropout and "
+            "set attention's dropout to 0, unless you average several random evaluations");
     return (uint64_t)ctx->tape.drawn++;
 }
 
@@ -23517,20 +23412,17 @@ typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistak
  * be finite, but wrong. */
 static void mixpi_warn_of_maker(mixp_call *c) {
     static const char logs[] = "log-probabilities: use mixp_log_softmax";
-    static const mixpi_mistaken rows[] = {
-        { "cross_entropy", "softmax", "logits: it computes the softmax itself" },
+    static const mixpi_mistaken rows[] = { { "cross_entropy", "softmax",
+                                               "logits: it computes the softmax itself" },
         { "bce_with_logits", "sigmoid", "logits: it computes the sigmoid itself" },
-        { "nll", "softmax", logs },
-        { "nll", "linear", logs },
-        { "kl_div", "softmax", logs },
-        { "kl_div", "linear", logs }
-    };
+        { "nll", "softmax", logs }, { "nll", "linear", logs }, { "kl_div", "softmax", logs },
+        { "kl_div", "linear", logs } };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
     if (!maker) return;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
             mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s takes %s",
-                       rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
+                rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
 }
 
 /* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */
@@ -23540,8 +23432,8 @@ static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *tex
     char shape[224], made[96] = "";
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (maker)
-        snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s", maker->op->name,
-                 of);
+        snprintf(
+            made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s", maker->op->name, of);
     if (*t->name) snprintf(text, room, "%.24s '%.60s' %s", letter, t->name, shape);
     else snprintf(text, room, "%.24s %s%s", letter, shape, made);
 }
@@ -23608,9 +23500,8 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
         if (c->in[i]) mixpi_input_text(c->in[i], name, text[n++], sizeof text[0]);
     }
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s%s%s%s%s%s%s %s not fit: %s",
-                             c->op->name, text[0], n > 1 ? " and " : "", text[1],
-                             n > 2 ? " and " : "", text[2], n > 3 ? " and " : "", text[3],
-                             n > 1 ? "do" : "does", rule);
+        c->op->name, text[0], n > 1 ? " and " : "", text[1], n > 2 ? " and " : "", text[2],
+        n > 3 ? " and " : "", text[3], n > 1 ? "do" : "does", rule);
 }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
@@ -23661,7 +23552,7 @@ typedef struct mixpi_outer {
 /* A call by this name of a, and of b and c unless NULL, for functions that check. NULL: an input
  * is not usable. */
 static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char *name,
-                                   mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
+    mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
     int i;
     if (!ctx) return NULL;
     memset(o, 0, sizeof *o);
@@ -23724,16 +23615,16 @@ static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result
 
 /* The state of the linears with `weight`, made at the first call with the recipe r. NULL with
  * *result and the error set. */
-static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r,
-                                     mixp_result *result) {
+static mixpi_scaled *mixpi_scaled_of(
+    mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r, mixp_result *result) {
     mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
     *result = MIXP_OK;
     if (s) return s;
     if (ctx->capture.active) {
         *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                    "mixp_linear '%.63s' has no state of delayed scaling yet, and "
-                                    "a captured step cannot make it; run an ordinary step first",
-                                    weight->name);
+            "mixp_linear '%.63s' has no state of delayed scaling yet, and a captured step cannot "
+            "make it; run an ordinary step first",
+            weight->name);
         return NULL;
     }
 
@@ -23776,13 +23667,12 @@ static float mixpi_history_turn(float *history, int length) {
 static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
     float *history = k->history + (int64_t)i * k->length;
     const float newest = history[0];
-    float largest;
     if (!(newest > 0.0f)) return;
     if (!mixpi_amax_is_usable(mixp_bits_of_f32(newest))) {
         *history = 0.0f;
         return;
     }
-    largest = mixpi_history_turn(history, k->length);
+    float largest = mixpi_history_turn(history, k->length);
     k->scales[i] = mixpi_delayed_scale(k, i, newest, largest, k->scales[i]);
 }
 
@@ -23826,10 +23716,9 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
     const mixp_tensor *t;
     mixp_result r = MIXP_OK;
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
-        const mixpi_scaled *s;
         mixp_copy_args k;
         if (!mixpi_is_scaled_weight(t)) continue;
-        s = mixpi_scaled_find(ctx, t);
+        const mixpi_scaled *s = mixpi_scaled_find(ctx, t);
 
         memset(&k, 0, sizeof k);
         k.rank = 1;
@@ -23869,8 +23758,8 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
 
 /* newest[words]: amax of this rank; each word becomes the largest of all ranks. table: memory for
  * the words of all ranks. */
-static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *newest,
-                                     int64_t words) {
+static mixp_result mixpi_scaled_join(
+    mixp_context *ctx, double *table, float *newest, int64_t words) {
     const int64_t ranks = (int64_t)mixpi_world(ctx);
     mixp_result r;
     int64_t i, k;
@@ -23884,8 +23773,8 @@ static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *ne
 }
 
 /* Gives each state the largest newest amax of all ranks. table, newest: host memory. */
-static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float *newest,
-                                         int64_t words) {
+static mixp_result mixpi_scaled_exchange(
+    mixp_context *ctx, double *table, float *newest, int64_t words) {
     const size_t bytes = (size_t)words * sizeof *newest;
     float *there = (float *)mixpi_context_scratch(ctx, bytes);
     mixp_result r = there ? mixpi_device_zero(ctx, there, bytes) : MIXP_ERR_MEMORY;
@@ -23903,17 +23792,14 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     const int64_t words = mixpi_scaled_words(ctx), ranks = (int64_t)mixpi_world(ctx);
     const size_t bytes = (size_t)(ranks * words) * sizeof(double);
     const size_t own = (size_t)words * sizeof(float);
-    double *table;
-    mixp_result r;
     if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "delayed scaling shares amax between ranks through the host, "
-                                 "which a captured step cannot do; run each step without "
-                                 "capturing, or use fp8_current");
+            "delayed scaling shares amax between ranks through the host, which a captured step "
+            "cannot do; run each step without capturing, or use fp8_current");
     if (!words) return MIXP_OK;
-    table = (double *)mixpi_host_take(ctx, bytes + own);
+    double *table = (double *)mixpi_host_take(ctx, bytes + own);
     if (!table) return mixpi_out_of_memory(ctx, bytes + own);
-    r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
+    mixp_result r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
     mixpi_host_free(ctx, table);
     return r;
 }
@@ -23955,14 +23841,14 @@ static void mixpi_loss_of_row(const void *job, int64_t row) {
     for (int64_t i = row * k->cols; i < (row + 1) * k->cols; i++) {
         const double decode = k->by_lines ? mixpi_line_factor(k, i) : l->decode;
         mixpi_loss_add(&sum, (float)mixp_get(k->x, i), (double)mixp_f32_from_bf16(k->y[i]) * decode,
-                       (double)k->given, l->beyond);
+            (double)k->given, l->beyond);
     }
     l->rows[row] = sum;
 }
 
 /* Measures what k has lost, with the same bits at any number of threads. */
-static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k, float decode,
-                                 mixpi_loss *all) {
+static mixp_result mixpi_loss_of(
+    mixp_context *ctx, const mixp_quantise_args *k, float decode, mixpi_loss *all) {
     mixpi_losing l;
     int64_t row;
     l.k = k;
@@ -24007,8 +23893,8 @@ static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) 
 }
 
 /* 4over6: finds which scales the block has kept: those that reproduce more of its values. */
-static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, mixpi_scales four,
-                                       mixpi_scales six) {
+static mixpi_scales mixpi_block_choice(
+    const mixpi_blocks_job *j, int64_t first, mixpi_scales four, mixpi_scales six) {
     const mixp_quantise_args *k = j->k;
     int fours = 0, sixes = 0;
     for (int64_t r = 0; r < j->rows; r++)
@@ -24026,7 +23912,6 @@ static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) 
     const mixp_quantise_args *k = j->k;
     mixp_block_look one = { 0, 0, 0, 0, 0 };
     uint32_t amax = 0, left = 0;
-    mixpi_scales s;
     for (int64_t r = 0; r < j->rows; r++)
         for (int64_t c = 0; c < j->cols; c++) {
             const int64_t at = first + r * k->cols + c;
@@ -24041,7 +23926,7 @@ static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) 
     if (!left) return one;
     const double decode = k->by_lines ? mixpi_line_factor(k, first) : j->decode;
     const float tensor = mixpi_inverse_scale((float)decode);
-    s = mixpi_scales_of(k, &j->grid, tensor, amax);
+    mixpi_scales s = mixpi_scales_of(k, &j->grid, tensor, amax);
     if (k->choice) s = mixpi_block_choice(j, first, mixpi_scales_e4m3(tensor, 1.5f, amax), s);
     frexp((double)s.out * decode, &one.least);
     one.largest = --one.least;
@@ -24060,8 +23945,8 @@ static void mixpi_blocks_of_strip(const void *job, int64_t strip) {
 }
 
 /* Adds the blocks that k has quantised to *all. Host memory. */
-static mixp_result mixpi_blocks_look(mixp_context *ctx, const mixp_quantise_args *k, float decode,
-                                     mixp_block_look *all) {
+static mixp_result mixpi_blocks_look(
+    mixp_context *ctx, const mixp_quantise_args *k, float decode, mixp_block_look *all) {
     mixpi_blocks_job j;
     j.k = k;
     j.grid = mixpi_grid_of(k->element);
@@ -24130,7 +24015,7 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
 /* Measures what k lost, after k has quantised the operand. The first scale of delayed scaling, 1,
  * is not judged. */
 static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
-                                       mixpi_role role, const mixp_quantise_args *k, float decode) {
+    mixpi_role role, const mixp_quantise_args *k, float decode) {
     mixpi_lossy *o = &operands[role];
     mixpi_loss all;
     mixp_result result;
@@ -24143,7 +24028,7 @@ static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi
     if (result == MIXP_OK) result = mixpi_blocks_look(c->ctx, k, decode, &o->blocks);
     if (result != MIXP_OK) return result;
     mixpi_lossy_join(o, all.seen ? all.error / (double)all.seen : 0.0,
-                     all.seen ? (double)all.clipped / (double)all.seen : 0.0);
+        all.seen ? (double)all.clipped / (double)all.seen : 0.0);
     return MIXP_OK;
 }
 /* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
@@ -24218,11 +24103,11 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
     snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
     memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
     mixpi_warn(c->ctx,
-               "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, "
-               "are not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear "
-               "out with keep_first, keep_last or mixp_guard_pin",
-               counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
-               (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
+        "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, are "
+        "not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear out with "
+        "keep_first, keep_last or mixp_guard_pin",
+        counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
+        (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
 }
 
 /* Does a linear train, rather than evaluate or compare? */
@@ -24264,8 +24149,8 @@ static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
 }
 
 /* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
-static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
-                                       mixpi_recipe_call *out) {
+static mixp_result mixpi_recipe_decide(
+    mixp_call *c, const int64_t sizes[3], mixpi_recipe_call *out) {
     const mixp_recipe *r;
     if (out->decided) return MIXP_OK;
     out->decided = 1;
@@ -24306,8 +24191,8 @@ static int mixpi_recipe_squares(const mixp_recipe *r, mixpi_role role) {
 }
 
 /* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
-static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
-                              mixp_quantise_args *k) {
+static void mixpi_recipe_plan(
+    const mixp_recipe *r, mixpi_role role, int rows, mixp_quantise_args *k) {
     const int64_t n = mixpi_recipe_unit(r->kind);
     k->element = MIXP_F8_E4M3;
     k->scale = MIXP_SCALE_TENSOR;
@@ -24342,8 +24227,8 @@ static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
 }
 
 /* Writes the Hadamard transform of k->x to a new array of the arena, and sets k->x to that. */
-static mixp_result mixpi_recipe_transform(mixp_call *c, mixp_quantise_args *k,
-                                          mixp_tensor **transformed) {
+static mixp_result mixpi_recipe_transform(
+    mixp_call *c, mixp_quantise_args *k, mixp_tensor **transformed) {
     const int64_t count = k->rows * k->cols;
     mixp_hadamard_args h;
     *transformed = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
@@ -24395,8 +24280,8 @@ static void mixpi_weight_versions(const mixp_tensor *w, uint64_t versions[2]) {
 
 /* The place of a weight's quantised values; NULL: they are made for each product, or *r is an
  * error. */
-static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_args *k, int rows,
-                                             mixp_result *r) {
+static mixpi_weight_copy *mixpi_weight_place(
+    mixp_call *c, const mixp_quantise_args *k, int rows, mixp_result *r) {
     mixp_tensor *owner = mixpi_lasting(c->in[1]), *y;
     mixpi_weight_copy *copy, **place;
     if (!owner || c->ctx->device->download) return NULL;
@@ -24413,8 +24298,8 @@ static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_a
     return *place = copy;
 }
 
-static int mixpi_weight_is_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
-                                 const uint64_t versions[2]) {
+static int mixpi_weight_is_fresh(
+    const mixpi_weight_copy *copy, const mixp_quantise_args *k, const uint64_t versions[2]) {
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
            p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
@@ -24423,8 +24308,8 @@ static int mixpi_weight_is_fresh(const mixpi_weight_copy *copy, const mixp_quant
 }
 
 /* Gives q the weight's quantised values, made if they are not fresh. */
-static mixp_result mixpi_weight_quantise(mixp_call *c, mixpi_weight_copy *copy,
-                                         mixp_quantise_args *k, mixpi_quantised *q) {
+static mixp_result mixpi_weight_quantise(
+    mixp_call *c, mixpi_weight_copy *copy, mixp_quantise_args *k, mixpi_quantised *q) {
     uint64_t versions[2];
     mixpi_weight_versions(c->in[1], versions);
     q->y = copy->y;
@@ -24439,8 +24324,7 @@ static mixp_result mixpi_weight_quantise(mixp_call *c, mixpi_weight_copy *copy,
 
     /* Otherwise it is made, and has no version until it is complete. */
     memset(copy->versions, 0, sizeof copy->versions);
-    mixp_result r = mixpi_recipe_quantise(c, k, q);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_recipe_quantise(c, k, q));
     copy->plan = *k;
     copy->plan.decode = copy->plan.amax = NULL;
     copy->decode = q->decode;
@@ -24482,8 +24366,8 @@ static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi
 
 /* Quantises an operand into an array of the arena. transformed: its Hadamard transform is taken
  * first, into *transformed, which the caller gives back; NULL: no transform. */
-static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k,
-                                     mixpi_quantised *q) {
+static mixp_result mixpi_recipe_once(
+    mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k, mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
     mixp_result r;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
@@ -24497,7 +24381,7 @@ static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mi
 /* The scale of an operand under delayed scaling, and where its amax goes: to *amax, or on a device
  * to the history. */
 static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_call *rc,
-                                 mixpi_role role, float *amax, mixp_quantise_args *k) {
+    mixpi_role role, float *amax, mixp_quantise_args *k) {
     const mixpi_scaled *s = rc->scaled;
     if (!mixpi_has_own_memory(ctx)) {
         k->given = s->scales[role];
@@ -24512,7 +24396,7 @@ static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_cal
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
  * rows. Give q->y back with mixpi_recipe_free. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
-                                        int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
+    int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
     const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
                            over_rows && role != MIXPI_ROLE_W;
     mixpi_weight_copy *copy = NULL;
@@ -24569,19 +24453,18 @@ static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k
     if (c->ctx->products.wide_reported) return;
     c->ctx->products.wide_reported = 1;
     mixpi_warn(c->ctx,
-               "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x "
-               "%.0f x %.0f for mixp_linear '%.63s', because of the GPU's capability, the "
-               "library's version or the sizes. It stays a bf16 product. mixp_context_gemm_count "
-               "counts both kinds; see NARROW PRODUCTS at mixp_context_desc",
-               mixp_dtype_name(k->a.element), mixp_dtype_name(k->b.element), (double)k->gemm.m,
-               (double)k->gemm.n, (double)k->gemm.k, c->in[1]->name);
+        "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x %.0f x "
+        "%.0f for mixp_linear '%.63s', because of the GPU's capability, the library's version or "
+        "the sizes. It stays a bf16 product. mixp_context_gemm_count counts both kinds; see NARROW "
+        "PRODUCTS at mixp_context_desc",
+        mixp_dtype_name(k->a.element), mixp_dtype_name(k->b.element), (double)k->gemm.m,
+        (double)k->gemm.n, (double)k->gemm.k, c->in[1]->name);
 }
 
 /* Runs g. one, other: its quantised operands a and b, in either order. */
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
-                                        const mixpi_quantised *one, const mixpi_quantised *other) {
+    const mixpi_quantised *one, const mixpi_quantised *other) {
     mixp_gemm_narrow_args k;
-    mixp_result r;
     int64_t before;
     int first;
     if (one->high || !c->ctx->products.narrow) return MIXPI_RUN(c, gemm, g);
@@ -24590,14 +24473,14 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     k.a = first ? one->how : other->how;
     k.b = first ? other->how : one->how;
     before = mixp_context_gemm_count(c->ctx).narrow;
-    r = MIXPI_RUN(c, gemm_narrow, &k);
-    if (r == MIXP_OK && mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
-    return r;
+    MIXPI_TRY(MIXPI_RUN(c, gemm_narrow, &k));
+    if (mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
+    return MIXP_OK;
 }
 
 /* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */
 static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mixp_binary op,
-                                      mixp_in t, mixp_in b, int down, mixp_out y) {
+    mixp_in t, mixp_in b, int down, mixp_out y) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -24616,8 +24499,7 @@ static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mix
 
 /* Runs g into f32, then applies the factors of x's lines and the bias. x: one of the operands. */
 static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
-                                         const mixpi_quantised *a, const mixpi_quantised *b,
-                                         const mixpi_quantised *x) {
+    const mixpi_quantised *a, const mixpi_quantised *b, const mixpi_quantised *x) {
     const int64_t count = g->m * g->n;
     const mixp_in lines = mixpi_tensor_in(x->lines);
     mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
@@ -24635,8 +24517,8 @@ static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
     mixp_result r = mixpi_recipe_product(c, &plain, a, b);
 
     if (r == MIXP_OK)
-        r = mixpi_recipe_outer(c, g, MIXP_BINARY_MUL, from, lines, x->down,
-                               g->bias.data ? to : g->c);
+        r = mixpi_recipe_outer(
+            c, g, MIXP_BINARY_MUL, from, lines, x->down, g->bias.data ? to : g->c);
     if (r == MIXP_OK && g->bias.data)
         r = mixpi_recipe_outer(c, g, MIXP_BINARY_ADD, from, g->bias, 1, g->c);
     mixpi_recipe_free(c->ctx, sums);
@@ -24646,7 +24528,7 @@ static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
  * back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
-                                    const mixpi_quantised *a, const mixpi_quantised *b) {
+    const mixpi_quantised *a, const mixpi_quantised *b) {
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     if (r == MIXP_OK) {
         g->alpha = a->high ? 1.0f : a->decode * b->decode;
@@ -24714,11 +24596,10 @@ static const char *mixpi_coded_hindrance(const mixp_call *c) {
 static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
     mixpi_casting *casting = c->ctx->casting;
-    const char *why;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
     if (rc->coded) return 0; /* kept already: a guard measures the product a second time */
     if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
-    why = mixpi_coded_hindrance(c);
+    const char *why = mixpi_coded_hindrance(c);
     if (!why) return 1;
     casting->uncoded++;
     casting->uncoded_why = why;
@@ -24733,8 +24614,8 @@ static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
 }
 
 /* How the codes of x[rows, cols] lie in what the linear has saved. */
-static mixp_recode_args mixpi_coded_args(const mixp_call *c, const mixpi_recipe_call *rc,
-                                         const mixp_quantise_args *x) {
+static mixp_recode_args mixpi_coded_args(
+    const mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
     mixp_quantise_args plan = *x;
     mixp_recode_args k;
     mixpi_recipe_plan(&rc->recipe, MIXPI_ROLE_X, 1, &plan);
@@ -24750,8 +24631,8 @@ static mixp_recode_args mixpi_coded_args(const mixp_call *c, const mixpi_recipe_
 }
 
 /* Memory for the codes of x and the scales of their blocks. */
-static mixp_result mixpi_coded_save(mixp_call *c, const mixpi_recipe_call *rc,
-                                    const mixp_quantise_args *x) {
+static mixp_result mixpi_coded_save(
+    mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
     const int64_t count = x->rows * x->cols;
     const int64_t bytes = rc->recipe.kind == MIXP_RECIPE_NVFP4 ? count / 2 : count;
     const int64_t scales = count / mixpi_recipe_unit(rc->recipe.kind);
@@ -24762,8 +24643,8 @@ static mixp_result mixpi_coded_save(mixp_call *c, const mixpi_recipe_call *rc,
 
 /* Keeps the codes of x. q: forward's quantised x, if the gradient of the weight has the same;
  * otherwise q->y is NULL and x is quantised here. The caller gives q->y back. */
-static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x,
-                                    mixpi_quantised *q) {
+static mixp_result mixpi_coded_keep(
+    mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x, mixpi_quantised *q) {
     mixp_recode_args k;
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
@@ -24789,8 +24670,8 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
 }
 
 /* The values of x from the codes, into q->y. */
-static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
-                                      const mixp_quantise_args *x, mixpi_quantised *q) {
+static mixp_result mixpi_coded_values(
+    mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x, mixpi_quantised *q) {
     const mixp_tensor *factor = c->saved[MIXPI_CODE_FACTOR];
     const int64_t count = x->rows * x->cols, two = 2;
     mixp_recode_args k = mixpi_coded_args(c, rc, x);
@@ -24855,8 +24736,8 @@ static mixpi_matrices mixpi_matrices_of(const mixp_tensor *t, int column) {
 
 /* Size of batch axis i (of `rank`) in one operand; 1 if the operand repeats. Like
  * mixpi_broadcast_axis. */
-static int64_t mixpi_batch_axis(const mixp_tensor *t, int rank, int i, int64_t *step,
-                                int64_t *stride) {
+static int64_t mixpi_batch_axis(
+    const mixp_tensor *t, int rank, int i, int64_t *step, int64_t *stride) {
     int own = i - (rank - (t->rank > 2 ? t->rank - 2 : 0));
     int64_t n = own < 0 ? 1 : t->shape[own];
     *stride = n == 1 ? 0 : *step;
@@ -24903,9 +24784,8 @@ static int mixpi_product_sizes(mixpi_product *p, mixp_tensor *const *in) {
 static void mixpi_product_plan(mixpi_product *p) {
     mixp_gemm_args *g = &p->g;
     mixpi_axes *x = &p->batches;
-    int last;
     mixpi_axes_join(x);
-    last = x->rank - 1;
+    int last = x->rank - 1;
     g->batch = x->n[last];
     g->stride_a = g->batch > 1 ? x->s[1][last] : 0;
     g->stride_b = g->batch > 1 ? x->s[2][last] : 0;
@@ -24922,8 +24802,7 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK];
     const char *rule =
         p->linear ? "x[..., in], w[out, in], b[out]"
-                  : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
-                    "absent";
+                  : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or absent";
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) || !mixpi_product_sizes(p, c->in))
         return mixpi_bad_shapes(c, rule);
@@ -24955,8 +24834,8 @@ static mixpi_operand mixpi_transposed(mixp_in at, int64_t stride) {
 }
 
 /* c[m, n] = op(a) op(b) for dense matrices. The caller sets c. */
-static mixp_gemm_args mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixpi_operand a,
-                                    mixpi_operand b) {
+static mixp_gemm_args mixpi_gemm_of(
+    int64_t m, int64_t n, int64_t k, mixpi_operand a, mixpi_operand b) {
     mixp_gemm_args g;
     memset(&g, 0, sizeof g);
     g.m = m;
@@ -24987,8 +24866,8 @@ static int64_t mixpi_product_calls(const mixpi_axes *x) {
 
 /* Finds the offset of a call's matrices in each array. *again: 1 if an earlier call used the same
  * matrix of `array`. */
-static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64_t at[3],
-                             int *again) {
+static void mixpi_product_at(
+    const mixpi_axes *x, int64_t call, int array, int64_t at[3], int *again) {
     int i, k;
     at[0] = at[1] = at[2] = 0;
     *again = 0;
@@ -25003,9 +24882,8 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
 /* Keeps x[m, k] as codes, after the product. q: x as the product read it; given back here. */
 static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quantised *q) {
     mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
-    mixp_result r;
     if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
-    r = mixpi_coded_keep(c, &p->quantise, &x, q);
+    mixp_result r = mixpi_coded_keep(c, &p->quantise, &x, q);
     mixpi_recipe_free(c->ctx, q->y);
     return r;
 }
@@ -25139,9 +25017,8 @@ static mixp_result mixpi_product_walk(mixp_call *c, int i, mixp_out to) {
     int again;
     for (call = 0; call < calls && r == MIXP_OK; call++) {
         mixp_gemm_args g = p->g, part;
-        mixp_in dy;
         mixpi_product_at(&p->batches, call, 1 + i, at, &again);
-        dy = mixpi_in_at(mixpi_call_dy(c), at[0]);
+        mixp_in dy = mixpi_in_at(mixpi_call_dy(c), at[0]);
         g.a = mixpi_in_at(g.a, at[1]);
         g.b = mixpi_in_at(g.b, at[2]);
         part = i ? mixpi_product_db(&g, dy) : mixpi_product_da(&g, dy);
@@ -25157,24 +25034,22 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_out to = mixpi_call_dx(c, i);
     int64_t count = c->in[i]->count;
-    mixp_tensor *sums;
-    mixp_result r;
     if (!to.data) return MIXP_OK;
     /* A batch of none adds nothing to an operand that it shares. */
     if (!c->out->count) return to.accumulate ? MIXP_OK : mixpi_fill_with(c->ctx, to, count, 0.0);
     if (to.dtype == MIXP_F32 || mixpi_product_calls(&p->batches) == 1)
         return mixpi_product_walk(c, i, to);
-    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!sums) return MIXP_ERR_MEMORY;
-    r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
+    mixp_result r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
 /* The gradient of a bias, which every row adds: the sum over the rows of dy. */
-static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
-                                       int bias) {
+static mixp_result mixpi_product_dbias(
+    mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int bias) {
     mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = 1;
@@ -25194,8 +25069,8 @@ static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
 }
 
 /* The gradients of a linear layer's weight and bias in one pass. g: the layer's forward product. */
-static mixp_result mixpi_product_join(mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight,
-                                      int bias) {
+static mixp_result mixpi_product_join(
+    mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight, int bias) {
     mixp_gemm_epilogue_args k;
     memset(&k, 0, sizeof k);
     k.kind = MIXP_EPILOGUE_ROW_SUMS;
@@ -25207,7 +25082,7 @@ static mixp_result mixpi_product_join(mixp_call *c, const mixp_gemm_args *g, mix
 
 /* Quantises dy for a product that reads dy and `other`, or takes it from `both`, which holds it. */
 static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_role other,
-                                   const mixpi_quantised *both, mixpi_quantised *q) {
+    const mixpi_quantised *both, mixpi_quantised *q) {
     const int over_rows = other == MIXPI_ROLE_X;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
     *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, other);
@@ -25221,8 +25096,8 @@ static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_r
 }
 
 /* dx = dy w of quantised operands. */
-static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p,
-                                   const mixpi_quantised *both) {
+static mixp_result mixpi_linear_dx(
+    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qw = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_W), qdy;
@@ -25241,8 +25116,8 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p,
 }
 
 /* dw = dy' x of quantised operands. */
-static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p,
-                                   const mixpi_quantised *both) {
+static mixp_result mixpi_linear_dw(
+    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X), qdy;
@@ -25290,18 +25165,16 @@ static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
 
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    mixp_result r;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_back(c, p);
-    r = mixpi_product_grad(c, 0);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_product_grad(c, 0));
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
         return mixpi_product_join(c, &p->g, mixpi_call_dy(c), 1, 2);
-    r = mixpi_product_grad(c, 1);
-    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
+    MIXPI_TRY(mixpi_product_grad(c, 1));
+    return mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2);
 }
 
-MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
-                                     mixp_tensor *b) {
+MIXPREC_API mixp_tensor *mixp_linear(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *b) {
     mixpi_product p;
     mixp_tensor *y;
     memset(&p, 0, sizeof p);
@@ -25316,8 +25189,8 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, int trans_a,
-                                     int trans_b) {
+MIXPREC_API mixp_tensor *mixp_matmul(
+    mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, int trans_a, int trans_b) {
     mixpi_product p;
     memset(&p, 0, sizeof p);
     p.g.trans_a = trans_a != 0;
@@ -25339,7 +25212,7 @@ enum {
 /* c = a w': a layer without its bias. */
 static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w, int64_t rows) {
     return mixpi_gemm_of(rows, w->shape[0], w->shape[1], mixpi_stored(mixpi_tensor_in(a), 0),
-                         mixpi_transposed(mixpi_tensor_in(w), 0));
+        mixpi_transposed(mixpi_tensor_in(w), 0));
 }
 
 static int64_t mixpi_mlp_rows(const mixp_call *c) { return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
@@ -25374,27 +25247,23 @@ static mixp_result mixpi_mlp_up(mixp_call *c, mixp_tensor *before, mixp_tensor *
 }
 
 static mixp_result mixpi_mlp_forward(mixp_call *c) {
-    mixp_tensor *before, *after;
-    mixp_gemm_args down;
     int64_t shape[2];
-    mixp_result r;
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
     mixpi_mlp_reads(c);
-    before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
-    after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
+    mixp_tensor *before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
+    mixp_tensor *after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
     if (!before || !after) return MIXP_ERR_MEMORY;
-    r = mixpi_mlp_up(c, before, after);
-    if (r != MIXP_OK) return r;
-    down = mixpi_layer_of(after, c->in[MIXPI_MLP_DOWN], shape[0]);
+    MIXPI_TRY(mixpi_mlp_up(c, before, after));
+    mixp_gemm_args down = mixpi_layer_of(after, c->in[MIXPI_MLP_DOWN], shape[0]);
     down.bias = mixpi_call_x(c, MIXPI_MLP_DOWN_BIAS);
     down.c = mixpi_call_y(c);
     return MIXPI_RUN(c, gemm, &down);
 }
 
 /* The gradients of a layer's weight and bias. */
-static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight,
-                                     int bias) {
+static mixp_result mixpi_mlp_weights(
+    mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight, int bias) {
     mixp_gemm_args k;
     mixp_result r = MIXP_OK;
     if (mixpi_product_joins(c, weight, bias)) return mixpi_product_join(c, g, dy, weight, bias);
@@ -25432,12 +25301,10 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
     mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
     mixp_gemm_args down =
         mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN], mixpi_mlp_rows(c));
-    mixp_result r =
-        mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS));
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
-    r = mixpi_mlp_walk(c, &down, dz);
+    mixp_result r = mixpi_mlp_walk(c, &down, dz);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, dz->data, mixpi_bytes(dz));
     return r;
 }
@@ -25486,7 +25353,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
 }
 
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
-                                  mixp_tensor *up_bias, mixp_tensor *down, mixp_tensor *down_bias) {
+    mixp_tensor *up_bias, mixp_tensor *down, mixp_tensor *down_bias) {
     mixp_tensor *in[MIXPI_MLP_INPUTS];
     in[MIXPI_MLP_X] = x;
     in[MIXPI_MLP_UP] = up;
@@ -25525,22 +25392,22 @@ static mixp_result mixpi_attention_misfit(mixp_call *c, int i, const char *rule)
     mixpi_input_text(q, c->in[MIXPI_ATTENTION_K] ? "q" : "qkv", first, sizeof first);
     if (two) mixpi_input_text(t, names[i], second, sizeof second);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s", first,
-                             two ? " and " : "", second, two ? "do" : "does", rule);
+        two ? " and " : "", second, two ? "do" : "does", rule);
 }
 
 /* Reports a number of the description that is out of range. */
-static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double value,
-                                          const char *rule) {
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s", name,
-                             value, rule);
+static mixp_result mixpi_attention_number(
+    mixp_call *c, const char *name, double value, const char *rule) {
+    return mixp_context_fail(
+        c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s", name, value, rule);
 }
 
 /* Checks the numbers of the description. A scale of 0 becomes the default. */
 static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
     if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
     if (!mixpi_f32_is_positive(k->scale))
-        return mixpi_attention_number(c, "scale", (double)k->scale,
-                                      "above 0, or 0 for 1/sqrt(c/heads)");
+        return mixpi_attention_number(
+            c, "scale", (double)k->scale, "above 0, or 0 for 1/sqrt(c/heads)");
     if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_f32_is_positive(k->softcap))
         return mixpi_attention_number(c, "softcap", (double)k->softcap, "above 0, or 0 for none");
     if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
@@ -25567,13 +25434,12 @@ static mixp_result mixpi_attention_packed(mixp_call *c, mixp_attention_args *k) 
     char rule[128];
     if (k->heads == k->kv_heads || k->heads < 1)
         snprintf(rule, sizeof rule,
-                 "qkv[b, t, 3*c] with c a multiple of heads >= 1 (heads is %.0f)",
-                 (double)k->heads);
+            "qkv[b, t, 3*c] with c a multiple of heads >= 1 (heads is %.0f)", (double)k->heads);
     else
         snprintf(rule, sizeof rule,
-                 "qkv[b, t, (heads + 2*kv_heads)*d] with heads a multiple of kv_heads (they are "
-                 "%.0f and %.0f)",
-                 (double)k->heads, (double)k->kv_heads);
+            "qkv[b, t, (heads + 2*kv_heads)*d] with heads a multiple of kv_heads (they are %.0f "
+            "and %.0f)",
+            (double)k->heads, (double)k->kv_heads);
     if (x->rank != 3 || k->heads < 1 || k->heads % k->kv_heads || x->shape[2] % all)
         return mixpi_bad_shapes(c, rule);
 
@@ -25608,8 +25474,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     k->heads = mixpi_heads_in(q, k->heads);
     if (!k->heads)
         return mixpi_attention_misfit(c, 0,
-                                      "q[b, t, heads*d], or q[b, t, heads, d]; "
-                                      "[b, heads, t, d] with layout MIXP_LAYOUT_BHTD");
+            "q[b, t, heads*d], or q[b, t, heads, d]; [b, heads, t, d] with layout "
+            "MIXP_LAYOUT_BHTD");
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
     if (k->kv_heads < 1 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
@@ -25623,8 +25489,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     if (!mixpi_attention_fits(key, k))
         return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
-        return mixpi_attention_misfit(c, 2,
-                                      "v must have k's shape [b, keys, kv_heads*d], and q's d");
+        return mixpi_attention_misfit(
+            c, 2, "v must have k's shape [b, keys, kv_heads*d], and q's d");
 
     k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
     k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
@@ -25646,8 +25512,8 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         int own = i - (4 - mask->rank);
         int64_t n = own < 0 ? 1 : mask->shape[own];
         if (mask->rank > 4 || (n != 1 && n != full[i]))
-            return mixpi_attention_misfit(c, MIXPI_ATTENTION_MASK,
-                                          "the mask must broadcast to [b, heads, t, keys]");
+            return mixpi_attention_misfit(
+                c, MIXPI_ATTENTION_MASK, "the mask must broadcast to [b, heads, t, keys]");
         stride[i] = n == 1 ? 0 : step;
         step *= n;
     }
@@ -25660,10 +25526,9 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     /* Nothing gives the mask a gradient. */
     if (mixpi_is_no_grad(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "attention: the mask '%.60s' requires a gradient, but attention gives "
-                             "a mask none; for a learned bias, compute the scores with mixp_matmul "
-                             "and mixp_add",
-                             mask->name);
+        "attention: the mask '%.60s' requires a gradient, but attention gives a mask none; for a "
+        "learned bias, compute the scores with mixp_matmul and mixp_add",
+        mask->name);
 }
 
 static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_args *k) {
@@ -25672,11 +25537,11 @@ static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_ar
     if (!t) return MIXP_OK;
     if (t->dtype != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "attention: lengths%s is %s; it must be i32",
-                                 mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype));
+            "attention: lengths%s is %s; it must be i32", mixpi_quoted(t, quoted),
+            mixp_dtype_name(t->dtype));
     if (t->rank == 1 && t->count == k->b) return MIXP_OK;
-    return mixpi_attention_misfit(c, MIXPI_ATTENTION_LENGTHS,
-                                  "lengths must have shape [b], one length per sequence");
+    return mixpi_attention_misfit(
+        c, MIXPI_ATTENTION_LENGTHS, "lengths must have shape [b], one length per sequence");
 }
 
 static mixp_result mixpi_attention_infer(mixp_call *c) {
@@ -25687,20 +25552,17 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
     if (mask && !mixpi_is_real(mask->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "attention: the mask is %s; a mask is added to the scores and "
-                                 "must be f32, f16 or bf16: 0 where a key is seen, -Inf where it "
-                                 "is hidden",
-                                 mixp_dtype_name(mask->dtype));
+            "attention: the mask is %s; a mask is added to the scores and must be f32, f16 or "
+            "bf16: 0 where a key is seen, -Inf where it is hidden",
+            mixp_dtype_name(mask->dtype));
 
     /* q, k and v in one tensor or apart, then what all forms have. */
-    mixp_result r = mixpi_need_real(c, packed ? 1 : 3, 4);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_real(c, packed ? 1 : 3, 4));
     if (packed && !k->kv_heads) k->kv_heads = k->heads;
-    r = packed ? mixpi_attention_packed(c, k) : mixpi_attention_apart(c, k);
-    if (r == MIXP_OK) r = mixpi_attention_numbers(c, k);
-    if (r == MIXP_OK) r = mixpi_attention_mask(c, k);
-    if (r == MIXP_OK) r = mixpi_attention_lengths(c, k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(packed ? mixpi_attention_packed(c, k) : mixpi_attention_apart(c, k));
+    MIXPI_TRY(mixpi_attention_numbers(c, k));
+    MIXPI_TRY(mixpi_attention_mask(c, k));
+    MIXPI_TRY(mixpi_attention_lengths(c, k));
 
     /* The result has the shape of q. */
     if (!packed) return mixp_call_output(c, q->dtype, q->rank, q->shape);
@@ -25717,8 +25579,8 @@ static mixp_result mixpi_attention_bad_length(mixp_call *c, const mixp_attention
     while (i < k->b && k->lengths[i] >= 0 && k->lengths[i] <= k->keys) i++;
     if (i == k->b) return MIXP_ERR_ARGUMENT;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "attention: length %d of sequence %.0f is outside [0, %.0f]",
-                             (int)k->lengths[i], (double)i, (double)k->keys);
+        "attention: length %d of sequence %.0f is outside [0, %.0f]", (int)k->lengths[i], (double)i,
+        (double)k->keys);
 }
 
 static mixp_result mixpi_attention_forward(mixp_call *c) {
@@ -25747,8 +25609,8 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
 }
 
 /* If a tensor is used as two of q, k and v, adds its gradients one after the other. */
-static mixp_result mixpi_attention_one_by_one(mixp_call *c,
-                                              const mixp_attention_backward_args *all) {
+static mixp_result mixpi_attention_one_by_one(
+    mixp_call *c, const mixp_attention_backward_args *all) {
     mixp_attention_backward_args one = *all;
     mixp_result r = MIXP_OK;
     int i;
@@ -25766,7 +25628,6 @@ static mixp_result mixpi_attention_one_by_one(mixp_call *c,
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
     mixp_attention_backward_args k;
-    int twice;
     memset(&k, 0, sizeof k);
     k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
@@ -25779,13 +25640,13 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     }
     k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
     k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
-    twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
+    int twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
     if (twice) return mixpi_attention_one_by_one(c, &k);
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads, int causal,
-                                        float scale) {
+MIXPREC_API mixp_tensor *mixp_attention(
+    mixp_context *ctx, mixp_tensor *qkv, int heads, int causal, float scale) {
     mixp_attention_args k;
     memset(&k, 0, sizeof k);
     k.heads = heads;
@@ -25796,34 +25657,31 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
 
 /* Are the required arguments given? Reports a missing one. */
 static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k,
-                                         const mixp_tensor *v, const mixp_attention_desc *desc) {
+    const mixp_tensor *v, const mixp_attention_desc *desc) {
     if (desc && (desc->heads < 0 || desc->kv_heads < 0))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: heads is %d and kv_heads is %d; both must be at least "
-                                 "0",
-                                 desc->heads, desc->kv_heads);
+            "attention: heads is %d and kv_heads is %d; both must be at least 0", desc->heads,
+            desc->kv_heads);
     if (desc && (unsigned)desc->layout > MIXP_LAYOUT_BHTD)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: layout is %d; it must be one of mixp_attention_layout",
-                                 (int)desc->layout);
+            "attention: layout is %d; it must be one of mixp_attention_layout", (int)desc->layout);
     if (desc && !k == !v) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
-                             !desc ? "the description"
-                             : k   ? "v"
-                                   : "k",
-                             desc ? "; pass both k and v, or neither" : "");
+        !desc ? "the description"
+        : k   ? "v"
+              : "k",
+        desc ? "; pass both k and v, or neither" : "");
 }
 
 /* PyTorch's layout: transposes q, k and v, and transposes y back. */
 static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
-                                               mixp_tensor *v, const mixp_attention_desc *desc) {
+    mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_desc as_projected = *desc;
     mixp_tensor *y;
     as_projected.layout = MIXP_LAYOUT_BTHD;
     if (!k || (mixpi_is_live(q) && q->rank != 4)) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                          "attention: layout MIXP_LAYOUT_BHTD needs q, k and v of rank 4, "
-                          "[b, heads, t, d]");
+            "attention: layout MIXP_LAYOUT_BHTD needs q, k and v of rank 4, [b, heads, t, d]");
         return NULL;
     }
     q = mixp_transpose(ctx, q, 1, 2);
@@ -25834,7 +25692,7 @@ static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q
 }
 
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
-                                              mixp_tensor *v, const mixp_attention_desc *desc) {
+    mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_args a;
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
@@ -25888,18 +25746,16 @@ static float mixpi_largest_finite(const float *x, int64_t n) {
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t heads, float *most) {
     const mixp_call *c = mixpi_is_live(y) ? mixpi_attention_of(y) : NULL;
-    const mixp_attention_args *k;
     if (!mixpi_is_tensor(y)) return MIXP_ERR_ARGUMENT;
     if (!c)
         return mixp_context_fail(y->ctx, MIXP_ERR_ORDER,
-                                 "mixp_attention_scores: y is not a recorded result of attention; "
-                                 "pass what mixp_attention returned in this step, outside of "
-                                 "MIXP_NO_GRAD and mixp_recompute");
-    k = (const mixp_attention_args *)c->attrs;
+            "mixp_attention_scores: y is not a recorded result of attention; pass what "
+            "mixp_attention returned in this step, outside of MIXP_NO_GRAD and mixp_recompute");
+    const mixp_attention_args *k = (const mixp_attention_args *)c->attrs;
     if (!most || heads != k->heads)
         return mixp_context_fail(y->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_attention_scores: %s; the attention has %.0f heads",
-                                 most ? "heads is wrong" : "most is NULL", (double)k->heads);
+            "mixp_attention_scores: %s; the attention has %.0f heads",
+            most ? "heads is wrong" : "most is NULL", (double)k->heads);
 
     /* The log-sum-exp of each query, [b, heads, t]. */
     const int64_t count = c->out->count ? c->saved[0]->count : 0;
@@ -25921,8 +25777,8 @@ MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t head
 
 /* Size in t of axis i of a result of this rank. *stride: elements from one index to the next; 0 if
  * t repeats. *step: product of t's axes after axis i; on return, with axis i. */
-static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64_t *step,
-                                    int64_t *stride) {
+static int64_t mixpi_broadcast_axis(
+    const mixp_tensor *t, int rank, int i, int64_t *step, int64_t *stride) {
     int own = i - (rank - t->rank);
     int64_t n = own < 0 ? 1 : t->shape[own];
     *stride = n == 1 ? 0 : *step;
@@ -25931,8 +25787,8 @@ static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64
 }
 
 /* The shape of a result of two operands, and the strides of both in it. */
-static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape, int64_t *a_strides,
-                                       int64_t *b_strides) {
+static mixp_result mixpi_broadcast_two(
+    mixp_call *c, int *rank, int64_t *shape, int64_t *a_strides, int64_t *b_strides) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
     int i;
@@ -25960,17 +25816,15 @@ static void mixpi_warn_of_column(mixp_call *c) {
     if (k->op != MIXP_BINARY_SUB || c->in[0]->count < 2) return;
     if (!mixpi_is_column(c->in[0], c->in[1]) && !mixpi_is_column(c->in[1], c->in[0])) return;
     mixpi_warn(c->ctx,
-               "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]. To subtract row by row, "
-               "reshape both to one shape; for all pairs, reshape the %s to [1, %.0f]",
-               n, n, n, n, vector, n);
+        "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]. To subtract row by row, reshape "
+        "both to one shape; for all pairs, reshape the %s to [1, %.0f]",
+        n, n, n, n, vector, n);
 }
 
 static mixp_result mixpi_binary_infer(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
-    mixp_result r;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides));
     if (c->in[0]->rank + c->in[1]->rank == 3) mixpi_warn_of_column(c);
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
@@ -26016,8 +25870,8 @@ static mixp_result mixpi_binary_backward(mixp_call *c) {
     return r;
 }
 
-static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_binary op,
-                                       mixp_tensor *a, mixp_tensor *b) {
+static mixp_tensor *mixpi_apply_binary(
+    mixp_context *ctx, mixp_op_id id, mixp_binary op, mixp_tensor *a, mixp_tensor *b) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -26066,13 +25920,11 @@ static mixp_result mixpi_packed_forward(mixp_call *c) {
 static mixp_result mixpi_packed_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     mixp_out dx = mixpi_call_dx(c, 0);
-    mixp_result r;
     if (!dx.data) return MIXP_OK;
     k->dy = mixpi_call_dy(c);
     k->dx = dx;
     k->which = 0;
-    r = MIXPI_RUN(c, binary_backward, k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(MIXPI_RUN(c, binary_backward, k));
     k->dx = mixpi_out_at(dx, k->shape[k->rank - 1]);
     k->which = 1;
     return MIXPI_RUN(c, binary_backward, k);
@@ -26113,8 +25965,8 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
     return k.da.data ? MIXPI_RUN(c, unary_backward, &k) : MIXP_OK;
 }
 
-static mixp_tensor *mixpi_apply_unary_by(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                         mixp_tensor *x, float p, float q) {
+static mixp_tensor *mixpi_apply_unary_by(
+    mixp_context *ctx, mixp_op_id id, mixp_unary op, mixp_tensor *x, float p, float q) {
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -26123,8 +25975,8 @@ static mixp_tensor *mixpi_apply_unary_by(mixp_context *ctx, mixp_op_id id, mixp_
     return mixpi_apply_one(ctx, id, x, &k);
 }
 
-static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p) {
+static mixp_tensor *mixpi_apply_unary(
+    mixp_context *ctx, mixp_op_id id, mixp_unary op, mixp_tensor *x, float p) {
     return mixpi_apply_unary_by(ctx, id, op, x, p, 0.0f);
 }
 
@@ -26189,15 +26041,15 @@ MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float valu
 static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     if (mixpi_f32_is_positive(k->p)) return mixpi_same_infer(c);
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "soft_cap: cap is %g; it must be above 0",
-                             (double)k->p);
+    return mixp_context_fail(
+        c->ctx, MIXP_ERR_ARGUMENT, "soft_cap: cap is %g; it must be above 0", (double)k->p);
 }
 
 static mixp_result mixpi_softplus_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     if (mixpi_f32_is_positive(k->p)) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
+        "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
 }
 
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta) {
@@ -26212,15 +26064,15 @@ static mixp_result mixpi_clamp_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "clamp: low is %g and high is %g; pass numbers with low at most high",
-                             (double)k->p, (double)k->q);
+        "clamp: low is %g and high is %g; pass numbers with low at most high", (double)k->p,
+        (double)k->q);
 }
 
 static mixp_result mixpi_clamp_forward(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    mixp_result r = mixpi_constant_fits(c, "low", k->p, "-INFINITY for no bound");
-    if (r == MIXP_OK) r = mixpi_constant_fits(c, "high", k->q, "INFINITY for no bound");
-    return r == MIXP_OK ? mixpi_unary_forward(c) : r;
+    MIXPI_TRY(mixpi_constant_fits(c, "low", k->p, "-INFINITY for no bound"));
+    MIXPI_TRY(mixpi_constant_fits(c, "high", k->q, "INFINITY for no bound"));
+    return mixpi_unary_forward(c);
 }
 
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low, float high) {
@@ -26260,8 +26112,7 @@ static mixp_result mixpi_reduce_shape(mixp_call *c, int dim, int keep, mixpi_red
 static mixp_result mixpi_reduce_infer(mixp_call *c) {
     mixpi_reduction *p = (mixpi_reduction *)c->attrs;
     mixpi_reduced to;
-    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &to);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim, p->keep, &to));
     mixpi_call_reads_all(c, 0);
     p->k.outer = to.outer;
     p->k.n = to.n;
@@ -26274,8 +26125,8 @@ static mixp_result mixpi_reduce_infer(mixp_call *c) {
 static mixp_result mixpi_reduce_nothing(mixp_call *c) {
     const int mean = ((const mixpi_reduction *)c->attrs)->mean;
     if (c->out->grad) return MIXP_OK;
-    return mixpi_fill_with(c->ctx, mixpi_call_y(c), c->out->count,
-                           mean ? (double)mixp_f32_of_bits(0x7FC00000u) : 0.0);
+    return mixpi_fill_with(
+        c->ctx, mixpi_call_y(c), c->out->count, mean ? (double)mixp_f32_of_bits(0x7FC00000u) : 0.0);
 }
 
 static mixp_result mixpi_reduce_both(mixp_call *c) {
@@ -26287,8 +26138,8 @@ static mixp_result mixpi_reduce_both(mixp_call *c) {
     return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
-static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                          int keep) {
+static mixp_tensor *mixpi_apply_reduction(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
     mixpi_reduction p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -26314,8 +26165,7 @@ typedef struct mixpi_maximum {
 static mixp_result mixpi_max_infer(mixp_call *c) {
     mixpi_maximum *p = (mixpi_maximum *)c->attrs;
     mixpi_reduced to;
-    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &to);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim, p->keep, &to));
     p->k.outer = to.outer;
     p->k.n = to.n;
     p->k.inner = to.inner;
@@ -26323,8 +26173,8 @@ static mixp_result mixpi_max_infer(mixp_call *c) {
     if (!to.n) return mixpi_bad_shapes(c, "a maximum needs at least one element");
     if (to.n > 0x7FFFFFFF)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "%s: the reduction is over %.0f elements; the limit is 2^31 - 1",
-                                 c->op->name, (double)to.n);
+            "%s: the reduction is over %.0f elements; the limit is 2^31 - 1", c->op->name,
+            (double)to.n);
     if (p->index) return mixpi_call_output_fixed(c, MIXP_I32, to.rank, to.shape);
     return mixp_call_output(c, c->in[0]->dtype, to.rank, to.shape);
 }
@@ -26362,8 +26212,8 @@ static mixp_result mixpi_max_backward(mixp_call *c) {
     return k.da.data ? MIXPI_RUN(c, max_backward, &k) : MIXP_OK;
 }
 
-static mixp_tensor *mixpi_apply_max(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                    int keep) {
+static mixp_tensor *mixpi_apply_max(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
     mixpi_maximum p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -26403,8 +26253,8 @@ static mixp_result mixpi_softmax_backward(mixp_call *c) {
     return k.da.data ? MIXPI_RUN(c, softmax_backward, &k) : MIXP_OK;
 }
 
-static mixp_tensor *mixpi_apply_softmax(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                        int log_of) {
+static mixp_tensor *mixpi_apply_softmax(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int log_of) {
     mixp_softmax_args k;
     memset(&k, 0, sizeof k);
     k.log_of = log_of;
@@ -26430,7 +26280,7 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu) /* bits: not positive, or not finite */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
-                                 c->op->name, (double)k->eps);
+            c->op->name, (double)k->eps);
     if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
     for (int i = 1; i < 3; i++)
         if (c->in[i] && !mixpi_is_tail(c->in[0], c->in[i]))
@@ -26483,9 +26333,8 @@ static mixp_result mixpi_norm_forward(mixp_call *c) {
 static mixp_call *mixpi_norm_sum(const mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     mixpi_tape_entry *sum = k->b.data ? mixpi_entry_before(c) : NULL;
-    const mixp_tensor *b;
     if (!sum || sum->call.out != c->in[0] || c->in[0]->dtype != MIXP_F32) return NULL;
-    b = sum->call.in[1];
+    const mixp_tensor *b = sum->call.in[1];
     if (!b->own.from_tape || b->own.pending || b == sum->call.in[0]) return NULL;
     return b->dtype == MIXP_F32 ? NULL : &sum->call;
 }
@@ -26526,14 +26375,14 @@ static mixp_norm_args mixpi_norm_of(int rms, float eps) {
     return k;
 }
 
-MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                         mixp_tensor *beta, float eps) {
+MIXPREC_API mixp_tensor *mixp_layer_norm(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, mixp_tensor *beta, float eps) {
     mixp_norm_args k = mixpi_norm_of(0, eps);
     return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                       float eps) {
+MIXPREC_API mixp_tensor *mixp_rms_norm(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, float eps) {
     mixp_norm_args k = mixpi_norm_of(1, eps);
     return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
 }
@@ -26544,8 +26393,8 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_t
  * sum. The sum must not be looked at, nor read by a cast, before the norm has run. A guard's looks,
  * observers and inputs of class LOW therefore use separate kernels.
  */
-static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
-                           mixp_op_id norm) {
+static int mixpi_adds_norm(
+    mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b, mixp_op_id norm) {
     const int watched = mixpi_watched(ctx);
     if (!ctx->device->kernels->add_norm) return 0;
     if (watched & (MIXPI_SAMPLED | MIXPI_OBSERVED)) return 0;
@@ -26558,8 +26407,8 @@ static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_t
 }
 
 /* Records the sum without computing it, and gives the norm the operands. */
-static mixp_tensor *mixpi_sum_before(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                     mixp_norm_args *norm) {
+static mixp_tensor *mixpi_sum_before(
+    mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, mixp_norm_args *norm) {
     mixp_tensor *sum;
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
@@ -26603,8 +26452,8 @@ static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
     mixpi_arena_free(ctx, &ctx->memory.dev, term->data, mixpi_bytes(term));
 }
 
-static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
-                                   mixp_tensor *const *in, mixp_tensor **sum) {
+static mixp_tensor *mixpi_add_norm(
+    mixp_context *ctx, mixp_op_id id, mixp_norm_args k, mixp_tensor *const *in, mixp_tensor **sum) {
     mixp_tensor *s, *y;
     int joined;
     if (sum) *sum = NULL;
@@ -26619,14 +26468,13 @@ static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_a
 }
 
 MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                             mixp_tensor *gamma, mixp_tensor *beta, float eps,
-                                             mixp_tensor **sum) {
+    mixp_tensor *gamma, mixp_tensor *beta, float eps, mixp_tensor **sum) {
     mixp_tensor *in[4] = { a, b, gamma, beta };
     return mixpi_add_norm(ctx, MIXP_OP_LAYER_NORM, mixpi_norm_of(0, eps), in, sum);
 }
 
 MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                           mixp_tensor *gamma, float eps, mixp_tensor **sum) {
+    mixp_tensor *gamma, float eps, mixp_tensor **sum) {
     mixp_tensor *in[4] = { a, b, gamma, NULL };
     return mixpi_add_norm(ctx, MIXP_OP_RMS_NORM, mixpi_norm_of(1, eps), in, sum);
 }
@@ -26635,8 +26483,8 @@ MIXPI_SELDOM_BEGIN
 
 /* Names the invalid index in input `which` that made a kernel fail. Possible only if indices are in
  * host memory. */
-static mixp_result mixpi_bad_index(mixp_call *c, int which, const char *what, int64_t limit,
-                                   int64_t ignore) {
+static mixp_result mixpi_bad_index(
+    mixp_call *c, int which, const char *what, int64_t limit, int64_t ignore) {
     const mixp_tensor *t = c->in[which];
     const int32_t *ids = (const int32_t *)t->data;
     char quoted[MIXPI_QUOTED], of[MIXPI_QUOTED + 4] = "";
@@ -26644,12 +26492,11 @@ static mixp_result mixpi_bad_index(mixp_call *c, int which, const char *what, in
     if (i < 0) return MIXP_ERR_ARGUMENT;
     if (c->in[0] != t && *mixpi_quoted(c->in[0], quoted)) snprintf(of, sizeof of, " of%s", quoted);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name, what,
-                             (int)ids[i], (double)i, (double)limit, of,
-                             ignore != MIXPI_NO_INDEX && ids[i] < 0
-                                 ? "; to leave out a row, set its target to the value of `ignore`, "
-                                   "usually MIXP_IGNORE (-100)"
-                                 : "");
+        "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name, what, (int)ids[i], (double)i,
+        (double)limit, of,
+        ignore != MIXPI_NO_INDEX && ids[i] < 0 ? "; to leave out a row, set its target to the "
+                                                 "value of `ignore`, usually MIXP_IGNORE (-100)"
+                                               : "");
 }
 
 typedef struct mixpi_embedded {
@@ -26676,14 +26523,13 @@ static mixp_result mixpi_embedding_infer(mixp_call *c) {
 
 static mixp_result mixpi_embedding_forward(mixp_call *c) {
     mixp_embedding_args *k = &((mixpi_embedded *)c->attrs)->k;
-    mixp_result r;
     k->rows = c->in[1]->count;
     k->cols = c->in[0]->shape[1];
     k->vocab = c->in[0]->shape[0];
     k->ids = (const int32_t *)c->in[1]->data;
     k->table = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
-    r = MIXPI_RUN(c, embedding, k);
+    mixp_result r = MIXPI_RUN(c, embedding, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "id", k->vocab, MIXPI_NO_INDEX) : r;
 }
 
@@ -26720,8 +26566,8 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, m
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
-                                               mixp_tensor *ids, int64_t padding) {
+MIXPREC_API mixp_tensor *mixp_embedding_padded(
+    mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids, int64_t padding) {
     mixpi_embedded p;
     memset(&p, 0, sizeof p);
     p.padded = 1;
@@ -26743,8 +26589,8 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (axis >= 0 && !ids->count) return mixp_call_output(c, x->dtype, ids->rank, ids->shape);
     if (axis < 0 || ids->rank != x->rank)
-        return mixpi_bad_shapes(c,
-                                "both need the same rank, and dim must be one of their dimensions");
+        return mixpi_bad_shapes(
+            c, "both need the same rank, and dim must be one of their dimensions");
 
     /* Outside of dim, ids and x are equal. */
     p->k.outer = p->k.inner = 1;
@@ -26765,11 +26611,10 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
 
 static mixp_result mixpi_gather_forward(mixp_call *c) {
     mixp_gather_args *k = &((mixpi_gathering *)c->attrs)->k;
-    mixp_result r;
     k->ids = (const int32_t *)c->in[1]->data;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
-    r = MIXPI_RUN(c, gather, k);
+    mixp_result r = MIXPI_RUN(c, gather, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "id", k->n, MIXPI_NO_INDEX) : r;
 }
 
@@ -26788,14 +26633,12 @@ static mixp_result mixpi_gather_add(mixp_call *c, mixp_out to) {
 static mixp_result mixpi_gather_backward(mixp_call *c) {
     mixp_out to = mixpi_call_dx(c, 0);
     int64_t count = c->in[0]->count;
-    mixp_tensor *sums;
-    mixp_result r;
     if (!to.data) return MIXP_OK;
     if (to.dtype == MIXP_F32 || ((const mixpi_gathering *)c->attrs)->k.m == 1)
         return mixpi_gather_add(c, to);
-    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!sums) return MIXP_ERR_MEMORY;
-    r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
+    mixp_result r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
@@ -26803,8 +26646,8 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
 
 /* The first elements of x, as many as `like` has, along each dimension but `axis` (-1: none), where
  * x is larger; x itself where none is. */
-static mixp_tensor *mixpi_first_part(mixp_context *ctx, mixp_tensor *x, const mixp_tensor *like,
-                                     int axis) {
+static mixp_tensor *mixpi_first_part(
+    mixp_context *ctx, mixp_tensor *x, const mixp_tensor *like, int axis) {
     if (!mixpi_is_live(x) || !mixpi_is_live(like) || x->rank != like->rank) return x;
     for (int i = 0; x && i < x->rank; i++)
         if (i != axis && like->shape[i] < x->shape[i]) x = mixp_slice(ctx, x, i, 0, like->shape[i]);
@@ -26851,8 +26694,8 @@ static mixp_result mixpi_where_infer(mixp_call *c) {
         for (int i = 0; i < 3; i++) {
             int own = mixpi_choice_input(p, i);
             int64_t n = own < 0 ? 1
-                                : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
-                                                       &strides[i][axis]);
+                                : mixpi_broadcast_axis(
+                                      c->in[own], k->rank, axis, &step[i], &strides[i][axis]);
             if (n != 1 && k->shape[axis] != 1 && n != k->shape[axis])
                 return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
             if (n != 1) k->shape[axis] = n;
@@ -26867,14 +26710,14 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
     char quoted[MIXPI_QUOTED];
     if (mask->dtype != MIXP_U8 && mask->dtype != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "%s: the mask%s is %s; it must be u8 or i32", c->op->name,
-                                 mixpi_quoted(mask, quoted), mixp_dtype_name(mask->dtype));
+            "%s: the mask%s is %s; it must be u8 or i32", c->op->name, mixpi_quoted(mask, quoted),
+            mixp_dtype_name(mask->dtype));
     for (int i = 1; i < 3; i++) {
         int own = mixpi_choice_input(p, i);
         if (own < 0 || mixpi_is_real(c->in[own]->dtype)) continue;
-        return mixp_context_fail(
-            c->ctx, MIXP_ERR_DTYPE, "%s: input %d%s is %s; it must be f32, f16 or bf16",
-            c->op->name, own, mixpi_quoted(c->in[own], quoted), mixp_dtype_name(c->in[own]->dtype));
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+            "%s: input %d%s is %s; it must be f32, f16 or bf16", c->op->name, own,
+            mixpi_quoted(c->in[own], quoted), mixp_dtype_name(c->in[own]->dtype));
     }
     return mixpi_where_infer(c);
 }
@@ -26885,13 +26728,12 @@ static mixp_result mixpi_choice_forward(mixp_call *c) {
     mixp_where_args *k = &p->k;
     const mixp_tensor *mask = c->in[mixpi_choice_input(p, 0)];
     int a = mixpi_choice_input(p, 1);
-    mixp_tensor *saved;
-    mixp_result r = mixpi_constant_fits(c, "value", k->value, "-INFINITY");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_constant_fits(c, "value", k->value, "-INFINITY"));
     mixpi_note_written(c->out, (double)k->value);
-    saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
+    mixp_tensor *saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
     if (!saved) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask), mask->count);
+    mixp_result r =
+        mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask), mask->count);
     k->mask = mixpi_tensor_in(saved);
     if (a >= 0) k->a = mixpi_call_x(c, a);
     k->b = mixpi_call_x(c, mixpi_choice_input(p, 2));
@@ -26913,15 +26755,15 @@ static mixp_result mixpi_choice_backward(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a,
-                                    mixp_tensor *b) {
+MIXPREC_API mixp_tensor *mixp_where(
+    mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a, mixp_tensor *b) {
     mixpi_choice p;
     memset(&p, 0, sizeof p);
     return mixpi_apply_op(ctx, MIXP_OP_WHERE, 3, mask, a, b, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x, mixp_tensor *mask,
-                                          float value) {
+MIXPREC_API mixp_tensor *mixp_masked_fill(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *mask, float value) {
     mixpi_choice p;
     memset(&p, 0, sizeof p);
     p.filled = 1;
@@ -26932,8 +26774,7 @@ MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x, mix
 static mixp_result mixpi_bad_head_dim(mixp_call *c, int64_t d) {
     char rule[96];
     snprintf(rule, sizeof rule,
-             "x[..., t, c] with c a multiple of head_dim, which is even (head_dim is %.0f)",
-             (double)d);
+        "x[..., t, c] with c a multiple of head_dim, which is even (head_dim is %.0f)", (double)d);
     return mixpi_bad_shapes(c, rule);
 }
 
@@ -26944,9 +26785,8 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
         return mixpi_bad_head_dim(c, k->d);
     if (!(k->base > 0.0) || k->first < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "rope: base is %g and first is %.0f; base must be above 0, first "
-                                 "at least 0",
-                                 k->base, (double)k->first);
+            "rope: base is %g and first is %.0f; base must be above 0, first at least 0", k->base,
+            (double)k->first);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
     k->rows = x->count ? x->count / (k->t * k->heads * k->d) : 0;
@@ -26979,8 +26819,8 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
     if (mixp_bits_of_f32(k->p) > 0x3F800000u) /* bits: NaN, negative, above 1 */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "dropout: p is %g; it must be in [0, 1]", (double)k->p);
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1]", (double)k->p);
     mixpi_call_reads_all(c, 0);
     return mixpi_same_infer(c);
 }
@@ -27031,15 +26871,14 @@ static mixp_result mixpi_smoothing_check(mixp_call *c, float smoothing) {
     if (mixp_bits_of_f32(smoothing) <= 0x3F800000u)
         return MIXP_OK; /* NaN, below 0 and above 1 fail */
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: smoothing is %g; it must be in [0, 1]",
-                             c->op->name, (double)smoothing);
+        c->op->name, (double)smoothing);
 }
 
 static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
     const mixp_tensor *targets = c->in[1];
-    mixp_result r = mixpi_smoothing_check(c, p->k.smoothing);
-    if (r == MIXP_OK) r = mixpi_entropy_check(c);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_smoothing_check(c, p->k.smoothing));
+    MIXPI_TRY(mixpi_entropy_check(c));
     mixpi_call_reads_all(c, 7u);
     if (!p->none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
     return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
@@ -27079,15 +26918,15 @@ static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args
     if (c->ctx->device->download || *c->ctx->errors.warning || k->sum || k->each) return;
     if (!n || mixpi_has_target(k->targets, n, k->ignore)) return;
     mixpi_warn(c->ctx,
-               "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
-               "and its gradients are 0; leave such batches out",
-               c->op->name);
+        "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN and its "
+        "gradients are 0; leave such batches out",
+        c->op->name);
 }
 
 /* The loss of no elements: the sum is 0, and the mean NaN. */
 static mixp_result mixpi_loss_of_nothing(mixp_call *c, int sum) {
-    return mixpi_fill_with(c->ctx, mixpi_call_y(c), c->out->count,
-                           sum ? 0.0 : (double)mixp_f32_of_bits(0x7FC00000u));
+    return mixpi_fill_with(
+        c->ctx, mixpi_call_y(c), c->out->count, sum ? 0.0 : (double)mixp_f32_of_bits(0x7FC00000u));
 }
 
 /* The class weights of input i, followed by their mean, or NULL: see mixpi_class_weights. */
@@ -27098,13 +26937,12 @@ static const float *mixpi_call_weights(const mixp_call *c, int i) {
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixpi_entropy *p = (mixpi_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &p->k;
-    mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_cross_entropy_fill(c, k));
     k->weights = c->n_in > 2 ? mixpi_call_weights(c, 2) : NULL;
     if (p->none) k->each = k->loss;
     if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
     mixpi_warn_unless_counts(c, k, k->rows);
-    r = MIXPI_RUN(c, cross_entropy, k);
+    mixp_result r = MIXPI_RUN(c, cross_entropy, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "target", k->cols, k->ignore) : r;
 }
 
@@ -27122,15 +26960,14 @@ static void mixpi_call_grad_over(mixp_call *c, int i) {
 static mixp_result mixpi_check_logits_live(mixp_call *c) {
     if (!c->in[0]->own.spent) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "cross_entropy: the logits are disposable, and an earlier "
-                             "mixp_backward overwrote them with their gradient; call mixp_backward "
-                             "once, on the sum of the losses, or do not call "
-                             "mixp_tensor_set_disposable");
+        "cross_entropy: the logits are disposable, and an earlier mixp_backward overwrote them "
+        "with their gradient; call mixp_backward once, on the sum of the losses, or do not call "
+        "mixp_tensor_set_disposable");
 }
 
 /* The arguments that backward takes over from forward. */
-static mixp_cross_entropy_backward_args
-mixpi_entropy_backward_of(const mixp_cross_entropy_args *forward) {
+static mixp_cross_entropy_backward_args mixpi_entropy_backward_of(
+    const mixp_cross_entropy_args *forward) {
     mixp_cross_entropy_backward_args k;
     memset(&k, 0, sizeof k);
     k.rows = forward->rows;
@@ -27150,22 +26987,20 @@ mixpi_entropy_backward_of(const mixp_cross_entropy_args *forward) {
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
     mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&p->k);
-    mixp_result r = mixpi_check_logits_live(c);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_logits_live(c));
     k.dloss = mixpi_call_dy(c);
     mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
     return k.dlogits.data && k.rows ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
-                                            mixp_tensor *targets, int32_t ignore) {
+MIXPREC_API mixp_tensor *mixp_cross_entropy(
+    mixp_context *ctx, mixp_tensor *logits, mixp_tensor *targets, int32_t ignore) {
     return mixp_cross_entropy_smooth(ctx, logits, targets, ignore, 0.0f);
 }
 
-MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
-                                                   mixp_tensor *targets, int32_t ignore,
-                                                   float smoothing) {
+MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(
+    mixp_context *ctx, mixp_tensor *logits, mixp_tensor *targets, int32_t ignore, float smoothing) {
     mixpi_entropy p;
     memset(&p, 0, sizeof p);
     p.k.ignore = ignore;
@@ -27173,8 +27008,8 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
-                                  int32_t ignore) {
+MIXPREC_API mixp_tensor *mixp_nll(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets, int32_t ignore) {
     mixpi_entropy p;
     memset(&p, 0, sizeof p);
     p.k.ignore = ignore;
@@ -27196,9 +27031,8 @@ typedef struct mixpi_chunked {
 static mixp_result mixpi_chunked_infer(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
     const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2], *bias = c->in[3];
-    mixp_result r = mixpi_need_indices_after(c, 2);
-    if (r == MIXP_OK) r = mixpi_smoothing_check(c, h->loss.k.smoothing);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_indices_after(c, 2));
+    MIXPI_TRY(mixpi_smoothing_check(c, h->loss.k.smoothing));
 
     /* The shapes of all inputs, and the rows of a chunk. */
     if (x->rank < 1 || w->rank != 2 || w->shape[0] < 1 || w->shape[1] != mixpi_last_dim(x) ||
@@ -27209,9 +27043,8 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     mixpi_call_reads_all(c, 31u);
     if (h->chunk < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, "
-                                 "or 0 for the default",
-                                 (double)h->chunk);
+            "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, or 0 for the default",
+            (double)h->chunk);
 
     /* One loss, or one for each target. */
     if (!h->loss.none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
@@ -27229,11 +27062,11 @@ static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
 }
 
 /* Computes the logits of the chunk that begins at row `first`. */
-static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                        mixp_tensor *logits) {
+static mixp_result mixpi_chunked_logits(
+    mixp_call *c, const mixpi_chunked *h, int64_t first, mixp_tensor *logits) {
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
     mixp_gemm_args g = mixpi_gemm_of(mixpi_chunked_rows(h, first), h->loss.k.cols, h->width,
-                                     mixpi_stored(x, 0), mixpi_transposed(h->w, 0));
+        mixpi_stored(x, 0), mixpi_transposed(h->w, 0));
     g.bias = h->bias;
     g.c = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, gemm, &g);
@@ -27249,8 +27082,8 @@ static void mixpi_chunked_give(mixp_call *c, const mixp_tensor *t) {
     if (t) mixpi_arena_free(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
-static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                      mixp_tensor *logits) {
+static mixp_result mixpi_chunked_loss(
+    mixp_call *c, const mixpi_chunked *h, int64_t first, mixp_tensor *logits) {
     mixp_cross_entropy_args k = h->loss.k;
     k.rows = mixpi_chunked_rows(h, first);
     k.targets += first;
@@ -27289,11 +27122,10 @@ static void mixpi_chunked_fill(mixp_call *c, mixpi_chunked *h) {
 static mixp_result mixpi_chunked_forward(mixp_call *c) {
     mixpi_chunked *h = (mixpi_chunked *)c->attrs;
     mixp_cross_entropy_args *k = &h->loss.k;
-    mixp_tensor *logits;
     mixp_result r = MIXP_OK;
     mixpi_chunked_fill(c, h);
     if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
-    logits = mixpi_chunked_room(c, h, MIXP_F32);
+    mixp_tensor *logits = mixpi_chunked_room(c, h, MIXP_F32);
     if (!logits || mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     k->top_rsum = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
@@ -27329,9 +27161,8 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked_walk 
 /* Computes dx of the chunk's rows. */
 static mixp_result mixpi_chunked_dx(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
     const mixpi_chunked *h = s->h;
-    mixp_gemm_args g =
-        mixpi_gemm_of(mixpi_chunked_rows(h, first), h->width, h->loss.k.cols,
-                      mixpi_stored(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(h->w, 0));
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_chunked_rows(h, first), h->width, h->loss.k.cols,
+        mixpi_stored(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(h->w, 0));
     if (!s->dx.data) return MIXP_OK;
     g.c = mixpi_out_at(s->dx, first * h->width);
     return MIXPI_RUN(c, gemm, &g);
@@ -27341,9 +27172,8 @@ static mixp_result mixpi_chunked_dx(mixp_call *c, const mixpi_chunked_walk *s, i
 static mixp_result mixpi_chunked_dw(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
     const mixpi_chunked *h = s->h;
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
-    mixp_gemm_args g =
-        mixpi_gemm_of(h->loss.k.cols, h->width, mixpi_chunked_rows(h, first),
-                      mixpi_transposed(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
+    mixp_gemm_args g = mixpi_gemm_of(h->loss.k.cols, h->width, mixpi_chunked_rows(h, first),
+        mixpi_transposed(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
     if (!s->dw.data) return MIXP_OK;
     g.c = s->dw;
     return MIXPI_RUN(c, gemm, &g);
@@ -27382,8 +27212,8 @@ static int mixpi_chunks_can_add(const mixpi_chunked *h, mixp_out to) {
 }
 
 /* Replaces `to` by an f32 sum where the chunks' parts need one. The sum is NULL otherwise. */
-static mixp_result mixpi_chunked_sum(mixp_call *c, int apart, int64_t count, mixp_out *to,
-                                     mixp_tensor **sum) {
+static mixp_result mixpi_chunked_sum(
+    mixp_call *c, int apart, int64_t count, mixp_out *to, mixp_tensor **sum) {
     *sum = NULL;
     if (!apart) return MIXP_OK;
     *sum = mixp_activation(c->ctx, MIXP_F32, 1, &count);
@@ -27414,20 +27244,18 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
     mixp_tensor *w_sum, *b_sum;
     mixpi_chunked_walk s = { h, NULL, NULL, dx, dw, db };
     if (!h->loss.k.rows) {
-        mixp_result r = mixpi_chunked_nothing(c, dw, count);
-        return r == MIXP_OK ? mixpi_chunked_nothing(c, db, cols) : r;
+        MIXPI_TRY(mixpi_chunked_nothing(c, dw, count));
+        return mixpi_chunked_nothing(c, db, cols);
     }
 
     /* If x is w, dx must be complete before dw is added. */
     const int twice = dx.data && dx.data == dw.data;
-    mixp_result r =
-        mixpi_chunked_sum(c, twice || !mixpi_chunks_can_add(h, dw), count, &s.dw, &w_sum);
-    if (r == MIXP_OK) r = mixpi_chunked_sum(c, !mixpi_chunks_can_add(h, db), cols, &s.db, &b_sum);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_chunked_sum(c, twice || !mixpi_chunks_can_add(h, dw), count, &s.dw, &w_sum));
+    MIXPI_TRY(mixpi_chunked_sum(c, !mixpi_chunks_can_add(h, db), cols, &s.db, &b_sum));
     s.logits = mixpi_chunked_room(c, h, MIXP_F32);
     s.dlogits = h->dtype == MIXP_F32 ? s.logits : mixpi_chunked_room(c, h, h->dtype);
     if (!s.logits || !s.dlogits) return MIXP_ERR_MEMORY;
-    r = mixpi_chunked_walk_rows(c, s);
+    mixp_result r = mixpi_chunked_walk_rows(c, s);
 
     if (s.dlogits != s.logits) mixpi_chunked_give(c, s.dlogits);
     mixpi_chunked_give(c, s.logits);
@@ -27436,8 +27264,7 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
-                                                   mixp_tensor *w, mixp_tensor *targets,
-                                                   int32_t ignore, int64_t chunk) {
+    mixp_tensor *w, mixp_tensor *targets, int32_t ignore, int64_t chunk) {
     mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
     mixpi_chunked h;
     memset(&h, 0, sizeof h);
@@ -27468,9 +27295,8 @@ static void mixpi_warn_of_target(mixp_call *c, mixp_loss_kind kind) {
     if ((kind != MIXP_LOSS_KL && !logs) || !made) return;
     if (strcmp(made, logs ? "softmax" : "log_softmax") != 0) return;
     mixpi_warn(c->ctx,
-               "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass "
-               "log_target %d",
-               made, logs, !logs);
+        "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass log_target %d",
+        made, logs, !logs);
 }
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
@@ -27485,8 +27311,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     mixpi_warn_of_target(c, k->kind);
     if (bounded && !mixpi_f32_is_positive(k->delta))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: the bound is %g; it must be above 0", c->op->name,
-                                 (double)k->delta);
+            "%s: the bound is %g; it must be above 0", c->op->name, (double)k->delta);
     if (p->reduction == MIXP_REDUCE_NONE)
         return mixpi_call_output_fixed(c, MIXP_F32, x->rank, x->shape);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
@@ -27537,8 +27362,8 @@ static mixp_result mixpi_loss_back_each(mixp_call *c, mixp_loss_backward_args k)
 }
 
 /* The slope by the target, in f32, of a loss that treats x and its target differently. */
-static mixp_tensor *mixpi_target_slope(mixp_context *ctx, mixp_loss_kind kind, mixp_tensor *x,
-                                       mixp_tensor *t) {
+static mixp_tensor *mixpi_target_slope(
+    mixp_context *ctx, mixp_loss_kind kind, mixp_tensor *x, mixp_tensor *t) {
     const float most = mixp_f32_of_bits(0x7F800000u);
     switch ((int)kind) {
     case MIXP_LOSS_BCE_LOGITS: return mixp_neg(ctx, x);
@@ -27602,8 +27427,7 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
 }
 
 static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss_kind kind,
-                                     float delta, mixp_tensor *x, mixp_tensor *t,
-                                     mixp_reduction reduction) {
+    float delta, mixp_tensor *x, mixp_tensor *t, mixp_reduction reduction) {
     mixpi_compared p;
     memset(&p, 0, sizeof p);
     p.k.kind = kind;
@@ -27623,23 +27447,23 @@ MIXPI_LOSS(bce, BCE, BCE)
 MIXPI_LOSS(l1, L1, L1)
 #undef MIXPI_LOSS
 
-MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
-                                    float delta) {
-    return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target,
-                            MIXP_REDUCE_MEAN);
+MIXPREC_API mixp_tensor *mixp_huber(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *target, float delta) {
+    return mixpi_apply_loss(
+        ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target, MIXP_REDUCE_MEAN);
 }
 
-MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
-                                        float beta) {
+MIXPREC_API mixp_tensor *mixp_smooth_l1(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *target, float beta) {
     int plain = mixp_bits_of_f32(beta) << 1 == 0;
     return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1, plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1,
-                            beta, x, target, MIXP_REDUCE_MEAN);
+        beta, x, target, MIXP_REDUCE_MEAN);
 }
 
-MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
-                                     int log_target) {
+MIXPREC_API mixp_tensor *mixp_kl_div(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *target, int log_target) {
     return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV, log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f,
-                            x, target, MIXP_REDUCE_BATCHMEAN);
+        x, target, MIXP_REDUCE_BATCHMEAN);
 }
 /* --- cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice ----------- */
 
@@ -27672,13 +27496,12 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     int open;
     if (p->rank < 0 || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "reshape: rank %d with shape %s; the rank must be "
-                                 "0 to %d",
-                                 p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
+            "reshape: rank %d with shape %s; the rank must be 0 to %d", p->rank,
+            p->shape ? "given" : "NULL", MIXP_MAX_RANK);
     known = mixpi_reshape_known(p->rank, p->shape, count ? count : INT64_MAX, &open);
     if (known < 0)
-        return mixpi_bad_shapes(c, "new dimensions must be at least 0 and keep the number of "
-                                   "elements; one may be -1");
+        return mixpi_bad_shapes(
+            c, "new dimensions must be at least 0 and keep the number of elements; one may be -1");
     for (int i = 0; i < p->rank; i++) shape[i] = p->shape[i];
     if (open >= 0 && known && count % known == 0) shape[open] = count / known;
     else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be an integer");
@@ -27686,8 +27509,8 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     return mixp_call_alias(c, p->rank, shape);
 }
 
-MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_reshape(
+    mixp_context *ctx, mixp_tensor *x, int rank, const int64_t *shape) {
     mixpi_reshape p = { rank, shape };
     return mixpi_apply_one(ctx, MIXP_OP_RESHAPE, x, &p);
 }
@@ -27748,8 +27571,8 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     return mixp_call_output(c, x->dtype, x->rank, shape);
 }
 
-static mixp_tensor *mixpi_apply_reorder(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n,
-                                        const int *dims) {
+static mixp_tensor *mixpi_apply_reorder(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n, const int *dims) {
     mixpi_reorder p;
     int i;
     memset(&p, 0, sizeof p);
@@ -27784,8 +27607,8 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     return mixp_call_output(c, x->dtype, x->rank, shape);
 }
 
-MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int *dims) {
+MIXPREC_API mixp_tensor *mixp_permute(
+    mixp_context *ctx, mixp_tensor *x, int rank, const int *dims) {
     return mixpi_apply_reorder(ctx, MIXP_OP_PERMUTE, x, rank, dims);
 }
 
@@ -27806,8 +27629,8 @@ MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim) {
 }
 
 /* Fails with the shape of x. */
-static mixp_tensor *mixpi_no_dim(mixp_context *ctx, const char *who, const char *what,
-                                 const mixp_tensor *x, int dim) {
+static mixp_tensor *mixpi_no_dim(
+    mixp_context *ctx, const char *who, const char *what, const mixp_tensor *x, int dim) {
     char text[336];
     mixpi_input_text(x, "x", text, sizeof text);
     mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: %d is no %s %s", who, dim, what, text);
@@ -27887,8 +27710,8 @@ static mixp_result mixpi_expand_backward(mixp_call *c) {
     return k->dx.data ? MIXPI_RUN(c, binary_backward, k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
-                                     const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_expand(
+    mixp_context *ctx, mixp_tensor *x, int rank, const int64_t *shape) {
     mixpi_expansion p;
     memset(&p, 0, sizeof p);
     p.rank = rank;
@@ -27943,8 +27766,8 @@ static mixp_result mixpi_pad_both(mixp_call *c) {
     return r == MIXP_OK && c->in[0]->count ? MIXPI_RUN(c, copy, &k) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
-                                  int64_t after, float value) {
+MIXPREC_API mixp_tensor *mixp_pad(
+    mixp_context *ctx, mixp_tensor *x, int dim, int64_t before, int64_t after, float value) {
     mixpi_padding p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -27960,8 +27783,8 @@ static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
     snprintf(number, sizeof number, "input %d", i);
     mixpi_input_text(c->in[0], "input 0", first, sizeof first);
     mixpi_input_text(c->in[i], number, other, sizeof other);
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s", c->op->name,
-                             first, other, rule);
+    return mixp_context_fail(
+        c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s", c->op->name, first, other, rule);
 }
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
@@ -28068,12 +27891,12 @@ static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
     char text[336];
     mixpi_input_text(c->in[0], "x", text, sizeof text);
     if (size < 0)
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "slice: %d is not a dimension of %s",
-                                 p->dim, text);
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_SHAPE, "slice: %d is not a dimension of %s", p->dim, text);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                             "slice: count %.0f from index %.0f along dim %d of %s is out of "
-                             "range; count must be at least 0, and the slice must end within %.0f",
-                             (double)p->count, (double)p->first, p->dim, text, (double)size);
+        "slice: count %.0f from index %.0f along dim %d of %s is out of range; count must be at "
+        "least 0, and the slice must end within %.0f",
+        (double)p->count, (double)p->first, p->dim, text, (double)size);
 }
 
 static mixp_result mixpi_slice_infer(mixp_call *c) {
@@ -28119,8 +27942,8 @@ static mixp_result mixpi_slice_backward(mixp_call *c) {
     return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim, int64_t first,
-                                    int64_t count) {
+MIXPREC_API mixp_tensor *mixp_slice(
+    mixp_context *ctx, mixp_tensor *x, int dim, int64_t first, int64_t count) {
     mixpi_range p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -28131,7 +27954,7 @@ MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim, 
 
 /* Fills parts with slices of these sizes, or of `each`. On an error, all parts are NULL. */
 static mixp_result mixpi_split_by(mixp_context *ctx, mixp_tensor *x, int dim, int n, int64_t each,
-                                  const int64_t *sizes, mixp_tensor **parts) {
+    const int64_t *sizes, mixp_tensor **parts) {
     int64_t first = 0;
     int i, done = 0;
     for (i = 0; i < n; i++) parts[i] = NULL;
@@ -28148,31 +27971,29 @@ static mixp_result mixpi_split_by(mixp_context *ctx, mixp_tensor *x, int dim, in
 
 /* Is x a tensor, and are there parts to fill? Sets *axis to dim's index, or to -1. */
 static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_tensor *x, int dim,
-                                     int n, mixp_tensor **parts, int *axis) {
+    int n, mixp_tensor **parts, int *axis) {
     mixpi_outer o;
     int i;
     if (!ctx || !parts || n < 1)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_%s: %d parts and %s for them; n must be at least 1, and "
-                                 "parts must not be NULL",
-                                 who, n, parts ? "an array" : "no array");
+            "mixp_%s: %d parts and %s for them; n must be at least 1, and parts must not be NULL",
+            who, n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
     if (!mixpi_outer_call(&o, ctx, who, x, NULL, NULL)) return mixpi_failed(ctx);
     *axis = mixpi_axis(dim, x->rank);
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                   mixp_tensor **parts) {
+MIXPREC_API mixp_result mixp_split(
+    mixp_context *ctx, mixp_tensor *x, int dim, int n, mixp_tensor **parts) {
     int axis = -1;
-    mixp_result r = mixpi_split_check(ctx, "split", x, dim, n, parts, &axis);
+    MIXPI_TRY(mixpi_split_check(ctx, "split", x, dim, n, parts, &axis));
     char text[336];
-    if (r != MIXP_OK) return r;
     if (axis >= 0 && x->shape[axis] % n == 0)
         return mixpi_split_by(ctx, x, axis, n, x->shape[axis] / n, NULL, parts);
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d", text, dim,
-                             axis < 0 ? " to split; parts:" : " that is a multiple of", n);
+        axis < 0 ? " to split; parts:" : " that is a multiple of", n);
 }
 
 /* Do the sizes fill a dimension of this size, each at least 0? */
@@ -28184,31 +28005,30 @@ static int mixpi_sizes_are_complete(int n, const int64_t *sizes, int64_t size) {
     return size == 0;
 }
 
-MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                         const int64_t *sizes, mixp_tensor **parts) {
+MIXPREC_API mixp_result mixp_split_sizes(
+    mixp_context *ctx, mixp_tensor *x, int dim, int n, const int64_t *sizes, mixp_tensor **parts) {
     int axis = -1;
-    mixp_result r = mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis);
+    MIXPI_TRY(mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis));
     char text[336];
-    if (r != MIXP_OK) return r;
     if (axis >= 0 && sizes && mixpi_sizes_are_complete(n, sizes, x->shape[axis]))
         return mixpi_split_by(ctx, x, axis, n, 0, sizes, parts);
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, sizes ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
-                             "mixp_split_sizes: %s and %d sizes for dim %d; the sizes must not be "
-                             "NULL, each must be at least 0, and their sum the size of a dimension",
-                             text, n, dim);
+        "mixp_split_sizes: %s and %d sizes for dim %d; the sizes must not be NULL, each must be at "
+        "least 0, and their sum the size of a dimension",
+        text, n, dim);
 }
 MIXPI_SELDOM_BEGIN
 /* --- tensors of one number, and of random numbers ----------------------------------------- */
 
-MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                   const int64_t *shape, double value) {
+MIXPREC_API mixp_tensor *mixp_full(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, double value) {
     mixp_tensor *t = mixpi_tensor_new(ctx, "mixp_full", dtype, rank, shape, 0, 1);
     if (t && mixpi_overflows(dtype, value)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_full: %g is beyond the range of %s, whose largest number is %g; "
-                          "use a number in that range, or another dtype",
-                          value, mixp_dtype_name(dtype), mixpi_largest(dtype));
+            "mixp_full: %g is beyond the range of %s, whose largest number is %g; use a number in "
+            "that range, or another dtype",
+            value, mixp_dtype_name(dtype), mixpi_largest(dtype));
         return NULL;
     }
     if (t) mixpi_note_written(t, value);
@@ -28220,12 +28040,12 @@ MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank
 static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF000000u; }
 
 /* A tensor of this step with the numbers of k, whose dtype is k's. */
-static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k, int rank,
-                                 const int64_t *shape) {
+static mixp_tensor *mixpi_random(
+    mixp_context *ctx, const char *who, mixp_random_args *k, int rank, const int64_t *shape) {
     mixp_tensor *t;
     if (ctx && !mixpi_is_real(k->y.dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: the dtype is %s; it must be f32, f16 or bf16",
-                          who, mixp_dtype_name(k->y.dtype));
+            who, mixp_dtype_name(k->y.dtype));
         return NULL;
     }
     t = mixpi_tensor_new(ctx, who, k->y.dtype, rank, shape, 0, 1);
@@ -28238,8 +28058,8 @@ static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random
     return MIXPI_STEP_RUN(t, random, k) == MIXP_OK ? t : NULL;
 }
 
-static mixp_random_args mixpi_random_of(mixp_random_kind kind, mixp_dtype dtype, float at,
-                                        float by) {
+static mixp_random_args mixpi_random_of(
+    mixp_random_kind kind, mixp_dtype dtype, float at, float by) {
     mixp_random_args k;
     memset(&k, 0, sizeof k);
     k.kind = kind;
@@ -28249,38 +28069,37 @@ static mixp_random_args mixpi_random_of(mixp_random_kind kind, mixp_dtype dtype,
     return k;
 }
 
-MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                      const int64_t *shape, float low, float high) {
+MIXPREC_API mixp_tensor *mixp_uniform(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, float low, float high) {
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
     const double most = (double)(low + k.by > -low ? low + k.by : -low);
     if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f &&
         !(mixpi_is_real(dtype) && mixpi_overflows(dtype, most)))
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                      "mixp_uniform: low is %g and high is %g; both and their difference must be "
-                      "finite and in the range of %s, and low must not be above high",
-                      (double)low, (double)high, mixp_dtype_name(dtype));
+        "mixp_uniform: low is %g and high is %g; both and their difference must be finite and in "
+        "the range of %s, and low must not be above high",
+        (double)low, (double)high, mixp_dtype_name(dtype));
     return NULL;
 }
 
-MIXPREC_API mixp_tensor *mixp_normal(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                     const int64_t *shape, float mean, float std) {
+MIXPREC_API mixp_tensor *mixp_normal(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, float mean, float std) {
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_NORMAL, dtype, mean, std);
     if (mixpi_is_finite(mean) && mixpi_is_finite(std) && std >= 0.0f)
         return mixpi_random(ctx, "mixp_normal", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                      "mixp_normal: mean is %g and std is %g; both must be finite, and std at "
-                      "least 0",
-                      (double)mean, (double)std);
+        "mixp_normal: mean is %g and std is %g; both must be finite, and std at least 0",
+        (double)mean, (double)std);
     return NULL;
 }
 
-MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                        const int64_t *shape, float p) {
+MIXPREC_API mixp_tensor *mixp_bernoulli(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, float p) {
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_BERNOULLI, dtype, p, 0.0f);
     if (!mixpi_is_finite(p) || p < 0.0f || p > 1.0f) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_bernoulli: p is %g; it must be in [0, 1]",
-                          (double)p);
+        mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_bernoulli: p is %g; it must be in [0, 1]", (double)p);
         return NULL;
     }
     if (dtype != MIXP_U8) return mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
@@ -28312,7 +28131,6 @@ static int64_t mixpi_scan_cols(const mixpi_scan *p) { return p->x.outer * p->x.i
 static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int back) {
     const mixpi_scan *p = (const mixpi_scan *)c->attrs;
     mixp_copy_args k;
-    int64_t *columns;
     if (!c->in[0]->count) return MIXP_OK;
     memset(&k, 0, sizeof k);
     k.rank = 3;
@@ -28320,7 +28138,7 @@ static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int 
     k.shape[1] = p->x.n;
     k.shape[2] = p->x.inner;
     mixpi_dense_strides(3, k.shape, back ? k.dst_strides : k.src_strides);
-    columns = back ? k.src_strides : k.dst_strides;
+    int64_t *columns = back ? k.src_strides : k.dst_strides;
     columns[0] = p->x.inner;
     columns[1] = mixpi_scan_cols(p);
     columns[2] = 1;
@@ -28346,15 +28164,14 @@ static int64_t mixpi_prod_rows(const mixpi_scan *p) {
 
 static mixp_result mixpi_prod_infer(mixp_call *c) {
     mixpi_scan *p = (mixpi_scan *)c->attrs;
-    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &p->x);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim, p->keep, &p->x));
     mixpi_call_reads_all(c, 0); /* forward keeps the tree */
     return mixp_call_output(c, c->in[0]->dtype, p->x.rank, p->x.shape);
 }
 
 /* y = a * b, n numbers of f32. */
-static mixp_result mixpi_prod_times(mixp_call *c, const float *a, const float *b, float *y,
-                                    int64_t n) {
+static mixp_result mixpi_prod_times(
+    mixp_call *c, const float *a, const float *b, float *y, int64_t n) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = MIXP_BINARY_MUL;
@@ -28374,9 +28191,8 @@ static mixp_result mixpi_prod_forward(mixp_call *c) {
     int64_t count = (2 * m - 1) * cols;
     mixp_tensor *tree = mixp_call_save(c, 0, MIXP_F32, 1, &count);
     float *level = tree ? (float *)tree->data : NULL;
-    mixp_result r;
     if (!tree) return MIXP_ERR_MEMORY;
-    r = mixpi_scan_copy(c, mixpi_call_x(c, 0), mixpi_out_to(level, MIXP_F32, 0), 0);
+    mixp_result r = mixpi_scan_copy(c, mixpi_call_x(c, 0), mixpi_out_to(level, MIXP_F32, 0), 0);
     if (r == MIXP_OK && m > p->x.n)
         r = mixpi_fill_with(c->ctx, mixpi_out_to(level + used, MIXP_F32, 0), m * cols - used, 1.0);
     for (; m > 1 && r == MIXP_OK; m /= 2) {
@@ -28409,16 +28225,15 @@ static mixp_result mixpi_prod_backward(mixp_call *c) {
     int64_t count = mixpi_prod_rows(p) * mixpi_scan_cols(p);
     mixp_out dx = mixpi_call_dx(c, 0);
     float *room = dx.data ? mixpi_scan_room(c, 2 * count) : NULL;
-    mixp_result r;
     if (!dx.data) return MIXP_OK;
     if (!room) return MIXP_ERR_MEMORY;
-    r = mixpi_prod_descend(c, room, room + count, dx);
+    mixp_result r = mixpi_prod_descend(c, room, room + count, dx);
     mixpi_scan_give(c, room, 2 * count);
     return r;
 }
 
-static mixp_tensor *mixpi_apply_scan(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                     int keep) {
+static mixp_tensor *mixpi_apply_scan(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
     mixpi_scan p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -28432,8 +28247,7 @@ MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, i
 
 static mixp_result mixpi_cumsum_infer(mixp_call *c) {
     mixpi_scan *p = (mixpi_scan *)c->attrs;
-    mixp_result r = mixpi_reduce_shape(c, p->dim == MIXP_ALL ? MIXP_MAX_RANK : p->dim, 1, &p->x);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim == MIXP_ALL ? MIXP_MAX_RANK : p->dim, 1, &p->x));
     mixpi_call_reads_all(c, 0);
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
@@ -28451,7 +28265,7 @@ static mixp_result mixpi_cumsum_passes(mixp_call *c, float *a, float *b, float *
         r = mixpi_convert_to(c->ctx, mixpi_out_to(b, MIXP_F32, 0), mixpi_in(a, MIXP_F32), count);
         if (r == MIXP_OK)
             r = mixpi_add_into(c->ctx, mixpi_out_to(back ? b : b + step, MIXP_F32, 1),
-                               mixpi_in(back ? a + step : a, MIXP_F32), count - step);
+                mixpi_in(back ? a + step : a, MIXP_F32), count - step);
         a = b;
         b = swap;
     }
@@ -28464,10 +28278,9 @@ static mixp_result mixpi_cumsum_both(mixp_call *c) {
     mixp_in from = mixpi_call_from(c);
     mixp_out to = mixpi_call_to(c);
     float *room = to.data ? mixpi_scan_room(c, 2 * count) : NULL, *sums = room;
-    mixp_result r;
     if (!to.data) return MIXP_OK;
     if (!room) return MIXP_ERR_MEMORY;
-    r = mixpi_scan_copy(c, from, mixpi_out_to(room, MIXP_F32, 0), 0);
+    mixp_result r = mixpi_scan_copy(c, from, mixpi_out_to(room, MIXP_F32, 0), 0);
     if (r == MIXP_OK) r = mixpi_cumsum_passes(c, room, room + count, &sums);
     if (r == MIXP_OK) r = mixpi_scan_copy(c, mixpi_in(sums, MIXP_F32), to, 1);
     mixpi_scan_give(c, room, 2 * count);
@@ -28486,15 +28299,13 @@ static int mixpi_compared_dtype(mixp_dtype d) {
 static mixp_result mixpi_compare_infer(mixp_call *c) {
     mixp_compare_args *k = (mixp_compare_args *)c->attrs;
     char quoted[MIXPI_QUOTED];
-    mixp_result r;
     for (int i = 0; i < 2; i++)
         if (!mixpi_compared_dtype(c->in[i]->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                     "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32",
-                                     c->op->name, i, mixpi_quoted(c->in[i], quoted),
-                                     mixp_dtype_name(c->in[i]->dtype));
-    r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
-    return r == MIXP_OK ? mixpi_call_output_fixed(c, MIXP_U8, k->rank, k->shape) : r;
+                "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32", c->op->name, i,
+                mixpi_quoted(c->in[i], quoted), mixp_dtype_name(c->in[i]->dtype));
+    MIXPI_TRY(mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides));
+    return mixpi_call_output_fixed(c, MIXP_U8, k->rank, k->shape);
 }
 
 static mixp_result mixpi_compare_forward(mixp_call *c) {
@@ -28532,9 +28343,8 @@ static mixp_result mixpi_one_hot_infer(mixp_call *c) {
     if (mixpi_need_indices_after(c, 0) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (!mixpi_compared_dtype(p->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "one_hot: the result's dtype is %s; it must be f32, f16, bf16, u8 "
-                                 "or i32",
-                                 mixp_dtype_name(p->dtype));
+            "one_hot: the result's dtype is %s; it must be f32, f16, bf16, u8 or i32",
+            mixp_dtype_name(p->dtype));
     if (ids->rank >= MIXP_MAX_RANK || p->classes < 1)
         return mixpi_bad_shapes(c, "its rank must be at most 7, and the classes at least 1");
     memcpy(shape, ids->shape, sizeof shape);
@@ -28569,20 +28379,18 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
 
 /* Kernels add to real numbers only: bf16 holds the ones of an integer result. */
 static mixp_result mixpi_one_hot_forward(mixp_call *c) {
-    mixp_tensor *real;
-    mixp_result r;
     if (mixpi_is_real(c->out->dtype)) return mixpi_one_hot_ones(c, mixpi_call_y(c));
-    real = mixp_activation(c->ctx, MIXP_BF16, c->out->rank, c->out->shape);
+    mixp_tensor *real = mixp_activation(c->ctx, MIXP_BF16, c->out->rank, c->out->shape);
     if (!real) return MIXP_ERR_MEMORY;
-    r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
+    mixp_result r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
     if (r == MIXP_OK)
         r = mixpi_convert_to(c->ctx, mixpi_call_y(c), mixpi_tensor_in(real), real->count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, real->data, mixpi_bytes(real));
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
-                                      mixp_dtype dtype) {
+MIXPREC_API mixp_tensor *mixp_one_hot(
+    mixp_context *ctx, mixp_tensor *ids, int64_t classes, mixp_dtype dtype) {
     mixpi_hot p;
     memset(&p, 0, sizeof p);
     p.classes = classes;
@@ -28596,14 +28404,14 @@ MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64
 static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args *k) {
     const mixp_tensor *x = c->in[0], *src = c->in[1];
     if (axis < 0 || src->rank != x->rank)
-        return mixpi_bad_shapes(c, "x and src need the same rank, and dim must be one of their "
-                                   "dimensions");
+        return mixpi_bad_shapes(
+            c, "x and src need the same rank, and dim must be one of their dimensions");
     k->outer = k->inner = 1;
     for (int i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != src->shape[i])
-            return mixpi_bad_shapes(c, "outside of dim, x's dimensions must not be smaller than "
-                                       "src's");
+            return mixpi_bad_shapes(
+                c, "outside of dim, x's dimensions must not be smaller than src's");
         if (i < axis) k->outer *= x->shape[i];
         else k->inner *= x->shape[i];
     }
@@ -28615,9 +28423,8 @@ static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args 
 static mixp_result mixpi_scatter_infer(mixp_call *c) {
     mixpi_gathering *p = (mixpi_gathering *)c->attrs;
     const mixp_tensor *x = c->in[0], *src = c->in[1], *ids = c->in[2];
-    mixp_result r = mixpi_need_indices_after(c, 2);
-    if (r == MIXP_OK) r = mixpi_scatter_sizes(c, mixpi_axis(p->dim, x->rank), &p->k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_indices_after(c, 2));
+    MIXPI_TRY(mixpi_scatter_sizes(c, mixpi_axis(p->dim, x->rank), &p->k));
     if (ids->rank != src->rank || memcmp(ids->shape, src->shape, sizeof ids->shape))
         return mixpi_bad_shapes(c, "ids and src need the same shape");
     mixpi_call_reads_all(c, 1u << 2);
@@ -28625,8 +28432,8 @@ static mixp_result mixpi_scatter_infer(mixp_call *c) {
 }
 
 /* t with zeros behind it, up to x's shape outside of `axis`. */
-static mixp_tensor *mixpi_padded_to(mixp_context *ctx, mixp_tensor *t, const mixp_tensor *x,
-                                    int axis) {
+static mixp_tensor *mixpi_padded_to(
+    mixp_context *ctx, mixp_tensor *t, const mixp_tensor *x, int axis) {
     for (int i = 0; t && i < x->rank; i++)
         if (i != axis && t->shape[i] < x->shape[i])
             t = mixp_pad(ctx, t, i, 0, x->shape[i] - t->shape[i], 0.0f);
@@ -28650,12 +28457,10 @@ static mixp_result mixpi_scatter_into(mixp_call *c, mixp_out to) {
 static mixp_result mixpi_scatter_forward(mixp_call *c) {
     mixp_out y = mixpi_call_y(c);
     int64_t count = c->out->count;
-    mixp_tensor *sums;
-    mixp_result r;
     if (y.dtype == MIXP_F32) return mixpi_scatter_into(c, y);
-    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!sums) return MIXP_ERR_MEMORY;
-    r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
+    mixp_result r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_convert_to(c->ctx, y, mixpi_tensor_in(sums), count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
@@ -28666,7 +28471,6 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
     mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
     int64_t count = c->in[1]->count;
     mixp_tensor *picked = NULL;
-    mixp_result r;
     k.ids = (const int32_t *)c->in[2]->data;
     k.a = mixpi_call_dy(c);
     k.y = to;
@@ -28674,7 +28478,7 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
     picked = mixp_activation(c->ctx, c->out->dtype, 1, &count);
     if (!picked) return MIXP_ERR_MEMORY;
     k.y = mixpi_tensor_out(picked, 0);
-    r = MIXPI_RUN(c, gather, &k);
+    mixp_result r = MIXPI_RUN(c, gather, &k);
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(picked), count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, picked->data, mixpi_bytes(picked));
     return r;
@@ -28682,17 +28486,15 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
 
 static mixp_result mixpi_scatter_backward(mixp_call *c) {
     mixp_out dx = mixpi_call_dx(c, 0), dsrc;
-    mixp_result r = MIXP_OK;
-    if (dx.data) r = mixpi_add_into(c->ctx, dx, mixpi_call_dy(c), c->out->count);
-    if (r != MIXP_OK) return r;
+    if (dx.data) MIXPI_TRY(mixpi_add_into(c->ctx, dx, mixpi_call_dy(c), c->out->count));
     dsrc = mixpi_call_dx(c, 1);
     return dsrc.data && c->in[1]->count ? mixpi_scatter_gather(c, dsrc) : MIXP_OK;
 }
 
 /* Are ids and src of one shape, which is smaller than x's somewhere outside of dim? Zeros are then
  * added at id 0 to the rest of x. */
-static int mixpi_fits_outside(const mixp_tensor *x, const mixp_tensor *ids, const mixp_tensor *src,
-                              int dim) {
+static int mixpi_fits_outside(
+    const mixp_tensor *x, const mixp_tensor *ids, const mixp_tensor *src, int dim) {
     int smaller = 0, axis;
     if (!mixpi_is_live(x) || !mixpi_is_live(ids) || !mixpi_is_live(src)) return 0;
     axis = mixpi_axis(dim, x->rank);
@@ -28706,8 +28508,8 @@ static int mixpi_fits_outside(const mixp_tensor *x, const mixp_tensor *ids, cons
     return smaller && x->shape[axis] > 0;
 }
 
-MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
-                                          mixp_tensor *ids, mixp_tensor *src) {
+MIXPREC_API mixp_tensor *mixp_scatter_add(
+    mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     mixpi_gathering p;
     if (ctx) src = mixpi_first_part(ctx, src, ids, -1);
     if (ctx && mixpi_fits_outside(x, ids, src, dim)) {
@@ -28724,9 +28526,8 @@ MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int
 static mixp_result mixpi_index_check(mixp_call *c, int axis) {
     const mixp_tensor *src = c->in[1], *ids = c->in[2];
     mixp_gather_args k;
-    mixp_result r = mixpi_need_indices_after(c, 2);
-    if (r == MIXP_OK) r = mixpi_scatter_sizes(c, axis, &k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_indices_after(c, 2));
+    MIXPI_TRY(mixpi_scatter_sizes(c, axis, &k));
     if (ids->rank != 1 || ids->count != src->shape[axis])
         return mixpi_bad_shapes(c, "ids[m] with m the size of src along dim");
     if (c->ctx->device->download ||
@@ -28736,8 +28537,8 @@ static mixp_result mixpi_index_check(mixp_call *c, int axis) {
 }
 
 /* scatter_add under another name, of ids that are repeated to the shape of src. */
-MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
-                                        mixp_tensor *ids, mixp_tensor *src) {
+MIXPREC_API mixp_tensor *mixp_index_add(
+    mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     int64_t line[MIXP_MAX_RANK];
     mixpi_gathering p;
     mixpi_outer o;
@@ -28763,8 +28564,8 @@ static mixp_result mixpi_topk_infer(mixp_call *c) {
     k->rows = mixpi_rows_of(x);
     if (!k->k) k->k = k->cols;
     if (k->k < 0 || k->k > k->cols || k->cols > 0x7FFFFFFF)
-        return mixpi_bad_shapes(c, "dim needs at least k and at most 2^31 - 1 elements; k is at "
-                                   "least 1");
+        return mixpi_bad_shapes(
+            c, "dim needs at least k and at most 2^31 - 1 elements; k is at least 1");
     memcpy(shape, x->shape, sizeof shape);
     if (x->rank) shape[x->rank - 1] = k->k;
     mixpi_call_reads_all(c, 0);
@@ -28780,8 +28581,8 @@ static mixp_result mixpi_topk_forward(mixp_call *c) {
 
 /* The indices of x along dim. Along another dimension than the last, a copy is transposed, and so
  * are its indices. */
-static mixp_tensor *mixpi_topk_indices(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                       mixp_topk_args *k) {
+static mixp_tensor *mixpi_topk_indices(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, mixp_topk_args *k) {
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, x, NULL, NULL);
     int axis;
@@ -28798,15 +28599,15 @@ static mixp_tensor *mixpi_topk_indices(mixp_context *ctx, mixp_op_id id, mixp_te
 }
 
 static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                     mixp_topk_args *k, mixp_tensor **indices) {
+    mixp_topk_args *k, mixp_tensor **indices) {
     mixp_tensor *ids = mixpi_topk_indices(ctx, id, x, dim, k);
     mixp_tensor *y = ids ? mixp_gather(ctx, x, dim, ids) : NULL;
     if (indices) *indices = y ? ids : NULL;
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
-                                   int largest, mixp_tensor **indices) {
+MIXPREC_API mixp_tensor *mixp_topk(
+    mixp_context *ctx, mixp_tensor *x, int64_t k, int dim, int largest, mixp_tensor **indices) {
     mixp_topk_args a;
     memset(&a, 0, sizeof a);
     a.k = k ? k : -1;
@@ -28814,8 +28615,8 @@ MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k,
     return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, dim, &a, indices);
 }
 
-MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
-                                   mixp_tensor **indices) {
+MIXPREC_API mixp_tensor *mixp_sort(
+    mixp_context *ctx, mixp_tensor *x, int dim, int descending, mixp_tensor **indices) {
     mixp_topk_args a;
     memset(&a, 0, sizeof a);
     a.smallest = !descending;
@@ -28877,8 +28678,8 @@ static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
 #undef MIXPI_ROUNDING
 
 /* The dtype that a single operator of the form's class would give y, a result of x. */
-static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x, const mixp_tensor *y,
-                                   const mixpi_form *p) {
+static mixp_dtype mixpi_form_dtype(
+    mixp_autocast region, const mixp_tensor *x, const mixp_tensor *y, const mixpi_form *p) {
     if (!p->op) return MIXP_F32;
     if (region.dtype == MIXP_F32) return mixpi_plain_dtype(x);
     if (region.level >= 2) return y->rank ? region.dtype : MIXP_F32;
@@ -28887,25 +28688,22 @@ static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x, c
 
 /* Computes the form of x in f32, whatever region is open, and rounds once. */
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_autocast now;
-    mixp_dtype dtype;
-    mixp_tensor *wide, *y;
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
-    now = mixp_autocast_current(ctx);
+    mixp_autocast now = mixp_autocast_current(ctx);
     if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
-    wide = mixpi_as_f32(ctx, x);
-    y = wide ? p->of(ctx, wide, p) : NULL;
+    mixp_tensor *wide = mixpi_as_f32(ctx, x);
+    mixp_tensor *y = wide ? p->of(ctx, wide, p) : NULL;
     mixp_autocast_pop(ctx);
     if (!y) return NULL;
-    dtype = mixpi_form_dtype(now, x, y, p);
+    mixp_dtype dtype = mixpi_form_dtype(now, x, y, p);
     if (dtype == MIXP_F32) return y;
     if (!p->wide) y->own.watch.raised = x->own.watch.raised;
     return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
 }
 
 /* The result of p without elements: `value`, a constant whose derivatives are 0. */
-static mixp_tensor *mixpi_form_of_nothing(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p,
-                                          uint32_t value) {
+static mixp_tensor *mixpi_form_of_nothing(
+    mixp_context *ctx, mixp_tensor *x, const mixpi_form *p, uint32_t value) {
     return mixp_add_scalar(ctx, mixp_sum(ctx, x, p->dim, p->keep), mixp_f32_of_bits(value));
 }
 
@@ -28945,8 +28743,7 @@ static mixp_result mixpi_finite_or_0(mixp_call *c) {
     mask.n = c->saved[0]->count;
     mask.a = mixpi_tensor_in(c->saved[0]);
     mask.y = mixpi_tensor_out(c->saved[1], 0);
-    const mixp_result r = MIXPI_RUN(c, unary, &mask);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(MIXPI_RUN(c, unary, &mask));
 
     /* An element of 1 chooses saved 0; there is no b, so that others become 0. */
     memset(&k, 0, sizeof k);
@@ -28966,9 +28763,8 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     mixpi_deviation *p = (mixpi_deviation *)c->attrs;
     const mixp_tensor *mean = c->in[1];
     mixpi_reduced to;
-    mixp_result r = mixpi_binary_forward(c);
-    if (r == MIXP_OK) r = mixpi_reduce_shape(c, p->dim, 1, &to);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_binary_forward(c));
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim, 1, &to));
     for (int i = 0; i < 3; i++)
         if (!mixp_call_save(c, i, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
 
@@ -28981,7 +28777,7 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     k.factor = (float)(1.0 / (double)to.n);
     k.a = mixpi_tensor_in(c->out);
     k.y = mixpi_tensor_out(c->saved[0], 0);
-    r = MIXPI_RUN(c, reduce, &k);
+    mixp_result r = MIXPI_RUN(c, reduce, &k);
     if (r == MIXP_OK) r = mixpi_finite_or_0(c);
 
     /* ... is subtracted from each. */
@@ -28992,13 +28788,8 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
 }
 
 static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim) {
-    static const mixp_op deviation = { "deviation",
-                                       MIXP_CLASS_PROMOTE,
-                                       sizeof(mixpi_deviation),
-                                       mixpi_binary_infer,
-                                       mixpi_deviation_forward,
-                                       mixpi_binary_backward,
-                                       NULL };
+    static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
+        mixpi_binary_infer, mixpi_deviation_forward, mixpi_binary_backward, NULL };
     mixp_tensor *in[2];
     mixpi_deviation p;
     memset(&p, 0, sizeof p);
@@ -29011,18 +28802,16 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
 
 /* Two passes, and what rounding the mean took. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *y;
-    double left;
     if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0x7FC00000u);
-    y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
+    mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
     y = mixp_sum(ctx, y, p->dim, p->keep);
     if (!y) return NULL;
-    left = (double)(y->count ? x->count / y->count : 1) - p->correction;
+    double left = (double)(y->count ? x->count / y->count : 1) - p->correction;
     return mixp_scale(ctx, y, left > 0.0 ? (float)(1.0 / left) : mixp_f32_of_bits(0x7F800000u));
 }
 
-MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
-                                  int keep) {
+MIXPREC_API mixp_tensor *mixp_var(
+    mixp_context *ctx, mixp_tensor *x, int dim, int correction, int keep) {
     mixpi_form p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -29035,13 +28824,8 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
 
 /* The square root of t. Where t is 0, its gradient is 0, as those of PyTorch's std and norm. */
 static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
-    static const mixp_op root = { "root",
-                                  MIXP_CLASS_KEEP,
-                                  sizeof(mixp_unary_args),
-                                  mixpi_same_infer,
-                                  mixpi_unary_forward,
-                                  mixpi_unary_backward,
-                                  NULL };
+    static const mixp_op root = { "root", MIXP_CLASS_KEEP, sizeof(mixp_unary_args),
+        mixpi_same_infer, mixpi_unary_forward, mixpi_unary_backward, NULL };
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = MIXP_UNARY_ROOT;
@@ -29052,8 +28836,8 @@ static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixp
     return mixpi_root(ctx, mixpi_form_var(ctx, x, p));
 }
 
-MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
-                                  int keep) {
+MIXPREC_API mixp_tensor *mixp_std(
+    mixp_context *ctx, mixp_tensor *x, int dim, int correction, int keep) {
     mixpi_form p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -29105,17 +28889,9 @@ static int mixpi_is_not_0(float x) { return mixp_bits_of_f32(x) << 1 != 0; }
 
 /* The options that a description sets. */
 static unsigned mixpi_options_set(const mixp_loss_desc *d) {
-    const int set[] = { d->weight != NULL,
-                        d->pos_weight != NULL,
-                        mixpi_is_not_0(d->smoothing),
-                        d->ignores,
-                        mixpi_is_not_0(d->bound),
-                        d->log_target,
-                        mixpi_is_not_0(d->margin),
-                        d->swap,
-                        d->bias != NULL,
-                        d->chunk != 0,
-                        d->reduction == MIXP_REDUCE_BATCHMEAN };
+    const int set[] = { d->weight != NULL, d->pos_weight != NULL, mixpi_is_not_0(d->smoothing),
+        d->ignores, mixpi_is_not_0(d->bound), d->log_target, mixpi_is_not_0(d->margin), d->swap,
+        d->bias != NULL, d->chunk != 0, d->reduction == MIXP_REDUCE_BATCHMEAN };
     unsigned options = 0;
     for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) options |= (set[i] != 0 ? 1u : 0u) << i;
     return options;
@@ -29123,22 +28899,21 @@ static unsigned mixpi_options_set(const mixp_loss_desc *d) {
 
 /* Copies desc, or zeros for NULL. Fails if it sets an option that the loss does not have. */
 static mixp_result mixpi_options_of(mixp_context *ctx, const char *loss, unsigned has,
-                                    const mixp_loss_desc *desc, mixp_loss_desc *d) {
+    const mixp_loss_desc *desc, mixp_loss_desc *d) {
     int i = 0;
     memset(d, 0, sizeof *d);
     if (desc) *d = *desc;
     if ((unsigned)d->reduction >= MIXP_REDUCE_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: reduction is %d; pass MIXP_REDUCE_MEAN, MIXP_REDUCE_SUM or "
-                                 "MIXP_REDUCE_NONE",
-                                 loss, (int)d->reduction);
+            "%s: reduction is %d; pass MIXP_REDUCE_MEAN, MIXP_REDUCE_SUM or MIXP_REDUCE_NONE", loss,
+            (int)d->reduction);
     unsigned more = mixpi_options_set(d) & ~has;
     if (!more) return MIXP_OK;
     while (!(more >> i & 1u)) i++;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                             "%s: this loss has no option %s; leave the field 0, or reduce with "
-                             "MIXP_REDUCE_NONE and apply operators to the result",
-                             loss, mixpi_option_names[i]);
+        "%s: this loss has no option %s; leave the field 0, or reduce with MIXP_REDUCE_NONE and "
+        "apply operators to the result",
+        loss, mixpi_option_names[i]);
 }
 
 /* --- class weights --- */
@@ -29166,15 +28941,10 @@ static mixp_result mixpi_class_weights_forward(mixp_call *c) {
 
 /* The array of weights that the kernels of cross entropy read. It is f32, in a tensor of i32, so
  * that autocast does not round it. */
-static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mixp_tensor *weight,
-                                        int64_t classes) {
-    static const mixp_op op = { "class_weights",
-                                MIXP_CLASS_KEEP,
-                                0,
-                                mixpi_class_weights_infer,
-                                mixpi_class_weights_forward,
-                                NULL,
-                                NULL };
+static mixp_tensor *mixpi_class_weights(
+    mixp_context *ctx, const char *loss, mixp_tensor *weight, int64_t classes) {
+    static const mixp_op op = { "class_weights", MIXP_CLASS_KEEP, 0, mixpi_class_weights_infer,
+        mixpi_class_weights_forward, NULL, NULL };
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, loss, weight, NULL, NULL);
     if (!c) return NULL;
@@ -29184,16 +28954,14 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
         char text[224];
         mixpi_shape_text(weight->rank, weight->shape, text, sizeof text);
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                          "%s: weight is %s %s; it must be f32, f16 or bf16 [%.0f], a weight for "
-                          "each class",
-                          loss, mixp_dtype_name(weight->dtype), text, (double)classes);
+            "%s: weight is %s %s; it must be f32, f16 or bf16 [%.0f], a weight for each class",
+            loss, mixp_dtype_name(weight->dtype), text, (double)classes);
         return NULL;
     }
     if (mixpi_wants_grad(weight) && !mixpi_is_no_grad(ctx)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "%s: weight requires a gradient, and class weights get none: pass "
-                          "mixp_detach of it",
-                          loss);
+            "%s: weight requires a gradient, and class weights get none: pass mixp_detach of it",
+            loss);
         return NULL;
     }
     return mixp_apply(ctx, &op, 1, &weight, 1, NULL);
@@ -29216,9 +28984,9 @@ static mixp_tensor *mixpi_form_weighted(mixp_context *ctx, mixp_tensor *y, const
     return mixpi_reduced_loss(ctx, y, p->desc);
 }
 
-static mixp_tensor *
-mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d,
-                      mixp_tensor *(*of)(mixp_context *, mixp_tensor *, const mixpi_form *)) {
+static mixp_tensor *mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t,
+    const mixp_loss_desc *d,
+    mixp_tensor *(*of)(mixp_context *, mixp_tensor *, const mixpi_form *)) {
     mixpi_form p;
     memset(&p, 0, sizeof p);
     p.desc = d;
@@ -29230,15 +28998,15 @@ mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const m
 /* --- cross entropy --- */
 
 /* -(the sum over the classes of weight target' log softmax x), target' smoothed. */
-static mixp_tensor *mixpi_form_soft_entropy(mixp_context *ctx, mixp_tensor *x,
-                                            const mixpi_form *p) {
+static mixp_tensor *mixpi_form_soft_entropy(
+    mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float share = p->desc->smoothing;
     mixp_loss_desc d = *p->desc;
     mixp_tensor *t = p->more[0], *y = mixp_log_softmax(ctx, x);
     const double rows = (double)mixpi_rows_of(x);
     if (share > 0.0f)
         t = mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, mixpi_as_f32(ctx, t),
-                                 1.0f - share, share / (float)mixpi_last_dim(x));
+            1.0f - share, share / (float)mixpi_last_dim(x));
     y = mixp_mul(ctx, y, t);
     if (d.weight) y = mixp_mul(ctx, y, d.weight);
     if (d.reduction == MIXP_REDUCE_NONE) return mixp_neg(ctx, mixp_sum(ctx, y, -1, 0));
@@ -29248,8 +29016,8 @@ static mixp_tensor *mixpi_form_soft_entropy(mixp_context *ctx, mixp_tensor *x,
 }
 
 /* Cross entropy of targets that are probabilities. */
-static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t,
-                                       const mixp_loss_desc *d) {
+static mixp_tensor *mixpi_soft_entropy(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d) {
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", x, t, NULL);
     if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
@@ -29258,8 +29026,8 @@ static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_t
     /* The options must fit targets that are probabilities of x's shape. */
     if (d->ignores) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "cross_entropy: targets that are probabilities have no option ignore; "
-                          "reduce with MIXP_REDUCE_NONE and mask the rows");
+            "cross_entropy: targets that are probabilities have no option ignore; reduce with "
+            "MIXP_REDUCE_NONE and mask the rows");
         return NULL;
     }
     if (x->rank < 1 || !mixpi_shapes_equal(x, t)) {
@@ -29289,8 +29057,8 @@ static mixpi_entropy mixpi_entropy_of(const mixp_loss_desc *d, int logs) {
     return p;
 }
 
-static mixp_tensor *mixpi_apply_entropy(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                        mixp_tensor *t, const mixp_loss_desc *d) {
+static mixp_tensor *mixpi_apply_entropy(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d) {
     const mixp_op *op = mixp_op_builtin(id);
     const mixpi_entropy p = mixpi_entropy_of(d, id == MIXP_OP_NLL);
     mixp_tensor *weights = NULL;
@@ -29303,8 +29071,7 @@ static mixp_tensor *mixpi_apply_entropy(mixp_context *ctx, mixp_op_id id, mixp_t
 }
 
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
-                                                         mixp_tensor *w, mixp_tensor *targets,
-                                                         const mixp_loss_desc *desc) {
+    mixp_tensor *w, mixp_tensor *targets, const mixp_loss_desc *desc) {
     const mixp_op *op = mixp_op_builtin(MIXP_OP_LINEAR_CROSS_ENTROPY);
     const unsigned has = MIXPI_OPTION_WEIGHT | MIXPI_OPTION_SMOOTHING | MIXPI_OPTION_IGNORE |
                          MIXPI_OPTION_BIAS | MIXPI_OPTION_CHUNK;
@@ -29334,8 +29101,8 @@ typedef struct mixpi_loss_row {
 /* t pos_weight log(1 + e^-x) + (1 - t) log(1 + e^x): nothing cancels. */
 static mixp_tensor *mixpi_form_pos_weight(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     mixp_tensor *t = mixpi_as_f32(ctx, p->more[0]), *y;
-    y = mixp_mul(ctx, mixp_mul(ctx, t, p->desc->pos_weight),
-                 mixp_softplus(ctx, mixp_neg(ctx, x), 1.0f));
+    y = mixp_mul(
+        ctx, mixp_mul(ctx, t, p->desc->pos_weight), mixp_softplus(ctx, mixp_neg(ctx, x), 1.0f));
     t = mixp_mul(ctx, mixp_rsub(ctx, t, 1.0f), mixp_softplus(ctx, x, 1.0f));
     return mixpi_form_weighted(ctx, mixp_add(ctx, y, t), p);
 }
@@ -29348,13 +29115,13 @@ static mixp_result mixpi_weights_fit(mixp_call *c, mixp_tensor *w, const char *n
         fits = w->shape[w->rank - i] == 1 || w->shape[w->rank - i] == x->shape[x->rank - i];
     if (fits) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                             "%s: %s does not fit x; it must be f32, f16 or bf16 of this step, and "
-                             "aligned at the right its dimensions must be 1, or equal to x's",
-                             c->op->name, name);
+        "%s: %s does not fit x; it must be f32, f16 or bf16 of this step, and aligned at the right "
+        "its dimensions must be 1, or equal to x's",
+        c->op->name, name);
 }
 
 static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row *l, mixp_tensor *x,
-                                         mixp_tensor *t, const mixp_loss_desc *d) {
+    mixp_tensor *t, const mixp_loss_desc *d) {
     const float bound = mixpi_is_not_0(d->bound) ? d->bound : 1.0f;
     mixp_loss_kind kind = d->log_target ? MIXP_LOSS_KL_LOG : l->kind;
     mixpi_outer o;
@@ -29380,20 +29147,18 @@ static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row
 }
 
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
-                                         mixp_tensor *target, const mixp_loss_desc *desc) {
-    static const mixpi_loss_row kinds[] = {
-        { MIXP_OP_CROSS_ENTROPY, MIXP_LOSS_COUNT,
-          MIXPI_OPTION_WEIGHT | MIXPI_OPTION_SMOOTHING | MIXPI_OPTION_IGNORE },
+    mixp_tensor *target, const mixp_loss_desc *desc) {
+    static const mixpi_loss_row kinds[] = { { MIXP_OP_CROSS_ENTROPY, MIXP_LOSS_COUNT,
+                                                MIXPI_OPTION_WEIGHT | MIXPI_OPTION_SMOOTHING |
+                                                    MIXPI_OPTION_IGNORE },
         { MIXP_OP_NLL, MIXP_LOSS_COUNT, MIXPI_OPTION_WEIGHT | MIXPI_OPTION_IGNORE },
-        { MIXP_OP_MSE, MIXP_LOSS_MSE, 0 },
-        { MIXP_OP_L1, MIXP_LOSS_L1, 0 },
+        { MIXP_OP_MSE, MIXP_LOSS_MSE, 0 }, { MIXP_OP_L1, MIXP_LOSS_L1, 0 },
         { MIXP_OP_SMOOTH_L1, MIXP_LOSS_SMOOTH_L1, MIXPI_OPTION_BOUND },
         { MIXP_OP_HUBER, MIXP_LOSS_HUBER, MIXPI_OPTION_BOUND },
         { MIXP_OP_BCE, MIXP_LOSS_BCE, MIXPI_OPTION_WEIGHT },
         { MIXP_OP_BCE_WITH_LOGITS, MIXP_LOSS_BCE_LOGITS,
-          MIXPI_OPTION_WEIGHT | MIXPI_OPTION_POS_WEIGHT },
-        { MIXP_OP_KL_DIV, MIXP_LOSS_KL, MIXPI_OPTION_LOG_TARGET | MIXPI_OPTION_BATCHMEAN }
-    };
+            MIXPI_OPTION_WEIGHT | MIXPI_OPTION_POS_WEIGHT },
+        { MIXP_OP_KL_DIV, MIXP_LOSS_KL, MIXPI_OPTION_LOG_TARGET | MIXPI_OPTION_BATCHMEAN } };
     const size_t n = sizeof kinds / sizeof kinds[0];
     mixp_loss_desc d;
     size_t i = 0;
@@ -29402,10 +29167,9 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
     /* The row of the loss says which options it has. */
     while (i < n && kinds[i].id != loss) i++;
     if (i == n) {
-        mixp_context_fail(
-            ctx, MIXP_ERR_ARGUMENT,
-            "mixp_loss_apply: %d is not the id of a loss of two tensors; pass such an "
-            "id, for example MIXP_OP_CROSS_ENTROPY",
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+            "mixp_loss_apply: %d is not the id of a loss of two tensors; pass such an id, for "
+            "example MIXP_OP_CROSS_ENTROPY",
             (int)loss);
         return NULL;
     }
@@ -29435,7 +29199,7 @@ static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const 
 }
 
 static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive,
-                                  mixp_tensor *negative, const mixp_loss_desc *d) {
+    mixp_tensor *negative, const mixp_loss_desc *d) {
     mixpi_outer o;
     mixpi_form p;
     mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
@@ -29449,7 +29213,7 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
     }
     if (!(d->margin > 0.0f) || mixpi_is_nan(d->margin)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
+            "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
         return NULL;
     }
 
@@ -29463,8 +29227,7 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
 }
 
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
-                                             mixp_tensor *positive, mixp_tensor *negative,
-                                             float margin) {
+    mixp_tensor *positive, mixp_tensor *negative, float margin) {
     mixp_loss_desc d;
     memset(&d, 0, sizeof d);
     d.margin = margin;
@@ -29472,8 +29235,7 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
 }
 
 MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
-                                                   mixp_tensor *positive, mixp_tensor *negative,
-                                                   const mixp_loss_desc *desc) {
+    mixp_tensor *positive, mixp_tensor *negative, const mixp_loss_desc *desc) {
     const unsigned has = MIXPI_OPTION_MARGIN | MIXPI_OPTION_SWAP;
     mixp_loss_desc d;
     if (!ctx || mixpi_options_of(ctx, "triplet_margin", has, desc, &d) != MIXP_OK) return NULL;
@@ -29521,8 +29283,8 @@ static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
     return to.n > 0;
 }
 
-MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
-                                   int keep) {
+MIXPREC_API mixp_tensor *mixp_norm(
+    mixp_context *ctx, mixp_tensor *x, float order, int dim, int keep) {
     mixpi_form p;
     if (order == 2.0f) return mixp_vector_norm(ctx, x, dim, keep);
     if (ctx && mixpi_is_nan(order)) {
@@ -29572,8 +29334,8 @@ static mixp_tensor *mixpi_counted(mixp_context *ctx, int64_t n, int dim) {
 }
 
 /* x with zeros where column - row is above `diagonal` (side 1) or below it (side -1). */
-static mixp_tensor *mixpi_triangle(mixp_context *ctx, const char *name, mixp_tensor *x,
-                                   int64_t diagonal, int side) {
+static mixp_tensor *mixpi_triangle(
+    mixp_context *ctx, const char *name, mixp_tensor *x, int64_t diagonal, int side) {
     const int64_t most = 1 << 24;
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
@@ -29585,7 +29347,7 @@ static mixp_tensor *mixpi_triangle(mixp_context *ctx, const char *name, mixp_ten
     }
     if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
     place = mixp_sub(ctx, mixpi_counted(ctx, x->shape[x->rank - 1], 1),
-                     mixpi_counted(ctx, x->shape[x->rank - 2], 0));
+        mixpi_counted(ctx, x->shape[x->rank - 2], 0));
     edge = mixpi_constant(ctx, (double)diagonal);
     hidden = side > 0 ? mixp_gt(ctx, place, edge) : mixp_lt(ctx, place, edge);
     mixp_autocast_pop(ctx);
@@ -29602,12 +29364,10 @@ MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t di
 MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim) {
     mixpi_outer o;
     mixp_tensor *parts[2];
-    int axis;
-    int64_t n;
     if (!mixpi_outer_call(&o, ctx, "roll", x, NULL, NULL)) return NULL;
-    axis = mixpi_axis(dim, x->rank);
+    int axis = mixpi_axis(dim, x->rank);
     if (axis < 0) return mixpi_no_dim(ctx, "mixp_roll", "dimension of", x, dim);
-    n = x->shape[axis];
+    int64_t n = x->shape[axis];
     if (n == 0 || shift % n == 0) return mixp_reshape(ctx, x, x->rank, x->shape);
     shift = shift % n < 0 ? shift % n + n : shift % n;
     parts[0] = mixp_slice(ctx, x, axis, n - shift, shift);
@@ -29630,22 +29390,22 @@ MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tens
     return mixpi_apply_binary(ctx, MIXP_OP_PRELU, MIXP_BINARY_PRELU, x, w);
 }
 
-MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
-                                      mixp_tensor *b, float value) {
+MIXPREC_API mixp_tensor *mixp_addcdiv(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *a, mixp_tensor *b, float value) {
     return mixp_add(ctx, x, mixp_scale(ctx, mixp_div(ctx, a, b), value));
 }
 
 /* Counts the sources of each element, clears the elements that have one, and adds the sources. */
-MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
-                                      mixp_tensor *src) {
+MIXPREC_API mixp_tensor *mixp_scatter(
+    mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     mixpi_outer o;
     mixp_tensor *sources;
     mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", x, src, ids);
     if (!c || !src || !ids || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK)
         return NULL;
     sources = mixp_full(ctx, MIXP_F32, x->rank, x->shape, 0.0);
-    sources = mixp_scatter_add(ctx, sources, dim, ids,
-                               mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
+    sources = mixp_scatter_add(
+        ctx, sources, dim, ids, mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
     sources = mixp_ne(ctx, sources, mixpi_constant(ctx, 0.0));
     mixp_autocast_pop(ctx);
     return mixp_scatter_add(ctx, mixp_masked_fill(ctx, x, sources, 0.0f), dim, ids, src);
@@ -29657,15 +29417,14 @@ static mixp_result mixpi_integers_infer(mixp_call *c) {
 }
 
 static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
-    static const mixp_op integers = {
-        "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer, mixpi_cast_forward, NULL, NULL
-    };
+    static const mixp_op integers = { "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer,
+        mixpi_cast_forward, NULL, NULL };
     return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
 }
 
 /* n minus the number of edges that are not before a value: NaN is behind all. */
-MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
-                                           mixp_tensor *values, int right) {
+MIXPREC_API mixp_tensor *mixp_searchsorted(
+    mixp_context *ctx, mixp_tensor *edges, mixp_tensor *values, int right) {
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", edges, values, NULL);
     if (!c || !values) return NULL;
@@ -29674,9 +29433,9 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
     int rank = values->rank;
     int64_t n = mixpi_last_dim(edges);
     if (edges->rank < 1 || rank == MIXP_MAX_RANK || n > 1 << 24 ||
-        (edges->rank > 1 &&
-         (edges->rank != rank || mixpi_rows_of(edges) != mixpi_rows_of(values) ||
-          memcmp(edges->shape, values->shape, (size_t)(rank - 1) * sizeof *edges->shape) != 0))) {
+        (edges->rank > 1 && (edges->rank != rank || mixpi_rows_of(edges) != mixpi_rows_of(values) ||
+                                memcmp(edges->shape, values->shape,
+                                    (size_t)(rank - 1) * sizeof *edges->shape) != 0))) {
         mixpi_bad_shapes(c, "edges[n], or edges[..., n] with values[..., m]; n is at most 2^24");
         return NULL;
     }
@@ -29706,8 +29465,8 @@ enum { MIXPI_OF_A = 1, MIXPI_OF_B = 2, MIXPI_OF_RESULT = 4 };
 static int mixpi_is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 static mixp_result mixpi_einsum_wrong(mixp_context *ctx, const char *equation, const char *why) {
-    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "einsum: equation '%.60s': %s",
-                             equation ? equation : "", why);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ARGUMENT, "einsum: equation '%.60s': %s", equation ? equation : "", why);
 }
 
 /* Reads the equation into text. Without an arrow, the result has the letters that stand once, in
@@ -29730,8 +29489,7 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
         }
         if (!mixpi_is_letter(*s) || e->rank[part] == MIXP_MAX_RANK)
             return mixpi_einsum_wrong(ctx, equation,
-                                      "write the letters of two operands, as in "
-                                      "\"bij,bjk->bik\", at most 8 for each");
+                "write the letters of two operands, as in \"bij,bjk->bik\", at most 8 for each");
         if (e->kind[(int)*s] & 1 << part)
             return mixpi_einsum_wrong(ctx, equation, "a letter stands twice in one operand");
         e->kind[(int)*s] |= 1 << part;
@@ -29786,8 +29544,8 @@ static int64_t mixpi_einsum_letters(const mixpi_einsum *e, const char *from, int
 }
 
 /* t, whose dimensions have the letters `from`, with those of `to`. */
-static mixp_tensor *mixpi_einsum_permute(mixp_context *ctx, mixp_tensor *t, const char *from,
-                                         const char *to) {
+static mixp_tensor *mixpi_einsum_permute(
+    mixp_context *ctx, mixp_tensor *t, const char *from, const char *to) {
     int dims[MIXP_MAX_RANK], n = 0;
     if (!t || !strcmp(from, to)) return t;
     for (; *to; to++) dims[n++] = (int)(strchr(from, *to) - from);
@@ -29795,8 +29553,8 @@ static mixp_tensor *mixpi_einsum_permute(mixp_context *ctx, mixp_tensor *t, cons
 }
 
 /* An operand without the letters that stand nowhere else, which are summed. */
-static mixp_tensor *mixpi_einsum_summed(mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *t,
-                                        int part, char *left) {
+static mixp_tensor *mixpi_einsum_summed(
+    mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *t, int part, char *left) {
     int n = 0;
     for (const char *s = e->text[part]; *s; s++) {
         if (e->kind[(int)*s] == 1 << part) t = mixp_sum(ctx, t, n, 0);
@@ -29807,8 +29565,8 @@ static mixp_tensor *mixpi_einsum_summed(mixp_context *ctx, const mixpi_einsum *e
 }
 
 /* As [batch, rows of a, columns of b]: one product. */
-static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *a,
-                                         mixp_tensor *b) {
+static mixp_tensor *mixpi_einsum_product(
+    mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *a, mixp_tensor *b) {
     const int batch = MIXPI_OF_A | MIXPI_OF_B | MIXPI_OF_RESULT, both = MIXPI_OF_A | MIXPI_OF_B;
     char of_a[MIXP_MAX_RANK + 1], of_b[MIXP_MAX_RANK + 1];
     char as_a[MIXP_MAX_RANK + 1] = "", as_b[MIXP_MAX_RANK + 1] = "",
@@ -29836,8 +29594,8 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     return mixpi_einsum_permute(ctx, a, as_y, e->text[2]);
 }
 
-MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
-                                     mixp_tensor *b) {
+MIXPREC_API mixp_tensor *mixp_einsum(
+    mixp_context *ctx, const char *equation, mixp_tensor *a, mixp_tensor *b) {
     mixpi_outer o;
     mixpi_einsum e;
     mixp_call *c = mixpi_outer_call(&o, ctx, "einsum", a, b, NULL);
@@ -30029,19 +29787,18 @@ static mixp_tensor *mixpi_silu_slope(mixp_context *ctx, mixp_tensor *x) {
 
 /* The normal distribution, plus x times its density. */
 static mixp_tensor *mixpi_gelu_erf_slope(mixp_context *ctx, mixp_tensor *x) {
-    mixp_tensor *below, *density;
     x = mixp_clamp(ctx, x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-    below = mixpi_affine(ctx, mixp_erf(ctx, mixp_scale(ctx, x, 0.707106781f)), 0.5f, 0.5f);
-    density = mixp_exp(ctx, mixp_scale(ctx, mixp_mul(ctx, x, x), -0.5f));
+    mixp_tensor *below =
+        mixpi_affine(ctx, mixp_erf(ctx, mixp_scale(ctx, x, 0.707106781f)), 0.5f, 0.5f);
+    mixp_tensor *density = mixp_exp(ctx, mixp_scale(ctx, mixp_mul(ctx, x, x), -0.5f));
     return mixp_add(ctx, below, mixp_mul(ctx, x, mixp_scale(ctx, density, MIXPI_DENSITY)));
 }
 
 static mixp_tensor *mixpi_gelu_tanh_slope(mixp_context *ctx, mixp_tensor *x) {
-    mixp_tensor *square, *s, *inner;
     x = mixp_clamp(ctx, x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
-    square = mixp_mul(ctx, x, x);
-    inner = mixpi_affine(ctx, square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR);
-    s = mixp_sigmoid(ctx, mixp_mul(ctx, x, inner));
+    mixp_tensor *square = mixp_mul(ctx, x, x);
+    mixp_tensor *inner = mixpi_affine(ctx, square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR);
+    mixp_tensor *s = mixp_sigmoid(ctx, mixp_mul(ctx, x, inner));
     inner = mixp_mul(ctx, x, mixpi_affine(ctx, square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR));
     return mixp_add(ctx, s, mixp_mul(ctx, inner, mixpi_times_rest(ctx, s)));
 }
@@ -30227,8 +29984,8 @@ static mixp_tensor *mixpi_product_tangent(mixp_call *c) {
 }
 
 /* The tangent of a layer of mlp, a w' + b. da: that of a, or NULL. */
-static mixp_tensor *mixpi_layer_tangent(mixp_call *c, mixp_tensor *a, mixp_tensor *da, int weight,
-                                        int bias) {
+static mixp_tensor *mixpi_layer_tangent(
+    mixp_call *c, mixp_tensor *a, mixp_tensor *da, int weight, int bias) {
     mixp_tensor *dw = mixpi_tangent(c, weight);
     if (da) da = mixp_linear(c->ctx, da, c->in[weight], NULL);
     if (dw) da = mixpi_plus(c->ctx, da, mixp_linear(c->ctx, a, dw, NULL));
@@ -30244,8 +30001,8 @@ static mixp_tensor *mixpi_mlp_tangent(mixp_call *c) {
     before = mixp_linear(ctx, x, c->in[MIXPI_MLP_UP], c->in[MIXPI_MLP_UP_BIAS]);
     if (d && before) d = mixp_cast(ctx, d, before->dtype);
     if (d) d = mixp_mul(ctx, d, mixpi_gelu_tanh_slope(ctx, before));
-    return mixpi_layer_tangent(c, mixp_gelu_tanh(ctx, before), d, MIXPI_MLP_DOWN,
-                               MIXPI_MLP_DOWN_BIAS);
+    return mixpi_layer_tangent(
+        c, mixp_gelu_tanh(ctx, before), d, MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
 }
 
 /* The operator itself, on tangents in place of its real inputs, in which it is linear. */
@@ -30339,8 +30096,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     }
 
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                      "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, "
-                      "products and sums", c->op->name, c->op->name);
+        "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, products and sums",
+        c->op->name, c->op->name);
     return NULL;
 }
 /* clang-format on */
@@ -30374,8 +30131,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
         follows = 1;
         if (!mixp_call_wants(c, i))
             return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                     "mixp_jvp: x required no gradient when %s read it" MIXPI_ASK_X,
-                                     c->op->name);
+                "mixp_jvp: x required no gradient when %s read it" MIXPI_ASK_X, c->op->name);
     }
 
     if (!follows) return MIXP_OK;
@@ -30436,36 +30192,34 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     return d;
 }
 
-static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x,
-                                   const mixp_tensor *d) {
+static mixp_result mixpi_jvp_check(
+    mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x, const mixp_tensor *d) {
     char d_shape[224], x_shape[224];
     if (mixpi_check_outside(ctx, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_wants_grad(x))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_jvp: x requires no gradient" MIXPI_ASK_X);
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient" MIXPI_ASK_X);
     if (y != x && !y->own.from_tape && !y->own.derivative)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_jvp: nothing was recorded for y: it was made under "
-                                 "MIXP_NO_GRAD, or nothing that it was made from required a "
-                                 "gradient" MIXPI_ASK_X);
+            "mixp_jvp: nothing was recorded for y: it was made under MIXP_NO_GRAD, or nothing that "
+            "it was made from required a gradient" MIXPI_ASK_X);
 
     /* The tangent itself: real, and of the shape of x. */
     if (!mixpi_is_real(d->dtype))
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                                 "mixp_jvp: the tangent must be f32, f16 or "
-                                 "bf16");
+        return mixp_context_fail(
+            ctx, MIXP_ERR_DTYPE, "mixp_jvp: the tangent must be f32, f16 or bf16");
     if (d->rank == x->rank && !memcmp(d->shape, x->shape, (size_t)x->rank * sizeof *x->shape))
         return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                             "mixp_jvp: the tangent is %s, x is %s: they must be equal",
-                             mixpi_shape_text(d->rank, d->shape, d_shape, sizeof d_shape),
-                             mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
+        "mixp_jvp: the tangent is %s, x is %s: they must be equal",
+        mixpi_shape_text(d->rank, d->shape, d_shape, sizeof d_shape),
+        mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
 /* Makes the tangents in a region without a recipe, as bf16 products. So keep_first and keep_last
  * count only the linears of the model, and a tangent changes no scale of delayed scaling. */
-static mixp_tensor *mixpi_jvp_unquantised(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
-                                          mixp_tensor *d) {
+static mixp_tensor *mixpi_jvp_unquantised(
+    mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
     mixp_autocast region = mixp_autocast_current(ctx);
     if (!region.recipe) return mixpi_jvp(ctx, y, x, d);
     region.recipe = NULL;
@@ -30475,8 +30229,8 @@ static mixp_tensor *mixpi_jvp_unquantised(mixp_context *ctx, mixp_tensor *y, mix
     return d;
 }
 
-MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
-                                  mixp_tensor *tangent) {
+MIXPREC_API mixp_tensor *mixp_jvp(
+    mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *tangent) {
     mixpi_outer o;
     if (!mixpi_outer_call(&o, ctx, "jvp of y", y, NULL, NULL) ||
         !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL))
@@ -30583,8 +30337,8 @@ static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
 }
 
 /* Returns what is wrong with the limits of a rule made from `from`, or NULL. */
-static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
-                                           const mixp_scaler_desc *from) {
+static const char *mixpi_rule_limits_wrong(
+    const mixp_scaler_rule *r, const mixp_scaler_desc *from) {
     /* Compares bits: if the CPU flushes subnormals, a subnormal scale must not pass for the
      * default. */
     if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
@@ -30636,19 +30390,18 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
-                                                 mixp_scaler_rule *rule) {
-    static const mixp_scaler_desc none = {
-        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
-    };
+MIXPREC_API mixp_result mixp_scaler_rule_resolve(
+    const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
+    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        0 };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
 /* --- making, reading, changing ---------------------------------------------------------- */
 
 /* Adopts d and its rule. If something is wrong, reports it and changes nothing. */
-static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong,
-                                      const char *who) {
+static mixp_result mixpi_scaler_adopt(
+    mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong, const char *who) {
     if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
     if (!wrong) {
         s->desc = *d;
@@ -30718,8 +30471,7 @@ static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
 
 /* Replaces the state. Its scale counts as new, as after an update. */
 static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state *state) {
-    mixp_result r = mixpi_upload(s->ctx, s->state, state, sizeof *state);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_upload(s->ctx, s->state, state, sizeof *state));
     s->epoch++;
     s->scales++;
     s->ctx->capture.scale_moved = 1;
@@ -30730,16 +30482,13 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
-    mixp_result r;
     if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
     if (!mixpi_scale_is_usable(new_scale))
-        return mixp_context_fail(
-            scaler->ctx, MIXP_ERR_ARGUMENT,
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
             "mixp_scaler_update_to: the scale is %g; it must lie in [2^-126, 2^126], where its "
             "reciprocal is a normal number too",
             (double)new_scale);
-    r = mixpi_scaler_get(scaler, &state);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_scaler_get(scaler, &state));
     mixpi_scaler_renew(&state, new_scale);
     return mixpi_scaler_replace(scaler, &state);
 }
@@ -30766,8 +30515,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
     scaler->ctx->training.scale_asked = 1;
-    mixp_result r = mixpi_scaler_get(scaler, &state);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_scaler_get(scaler, &state));
 
     /* The settings and numbers that a checkpoint keeps. */
     out->growth_factor = scaler->rule.growth_factor;
@@ -30805,13 +30553,12 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
-    mixp_scaler_desc d;
     mixp_scaler_state state;
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
 
     /* The rule, with the factors of the file. */
-    d = scaler->desc;
+    mixp_scaler_desc d = scaler->desc;
     d.growth_factor = in->growth_factor;
     d.backoff_factor = in->backoff_factor;
     /* A rule with a single factor continues to divide by it. */
@@ -30820,9 +30567,8 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
 
-    mixp_result r = mixpi_scaler_get(scaler, &state);
-    if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_scaler_get(scaler, &state));
+    MIXPI_TRY(mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load"));
 
     /* The state. */
     mixpi_scaler_renew(&state, in->scale);
@@ -30858,8 +30604,7 @@ static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
 
 static mixp_result mixpi_report_freed_scaler(mixp_context *ctx) {
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_backward: the scaler of this loss was freed; run forward again "
-                             "with another scaler");
+        "mixp_backward: the scaler of this loss was freed; run forward again with another scaler");
 }
 
 /* Where a loss that is Inf or NaN is noted; NULL in a trial, which belongs to no update. */
@@ -30961,15 +30706,14 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &a->k.loss;
-    mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_cross_entropy_fill(c, k));
+    if (!mixp_call_save(c, 2, MIXP_F32, 0, NULL)) MIXPI_TRY(MIXP_ERR_MEMORY);
     mixpi_warn_unless_counts(c, k, k->rows);
     k->loss = mixpi_saved(c, 2);
     a->at = mixpi_scale_now(a->scaler);
     a->k.scale = &a->scaler->state->scale;
     a->k.dlogits = mixpi_tensor_out(c->in[0], 0);
-    r = MIXPI_RUN(c, cross_entropy_both, &a->k);
+    mixp_result r = MIXPI_RUN(c, cross_entropy_both, &a->k);
     if (r == MIXP_ERR_ARGUMENT) return mixpi_bad_index(c, 1, "target", k->cols, k->ignore);
     c->out->own.scaled = 1;
     c->in[0]->own.spent = 1;
@@ -30980,18 +30724,16 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
 /* The gradient exists already, for an incoming gradient of 1. */
 static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
-    mixp_tensor *g;
     int accumulate = 0;
     int apart = !c->out->own.walked || a->walked;
     if (!a->scaler) return mixpi_report_freed_scaler(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                 "the result of mixp_scaler_cross_entropy can only be passed to "
-                                 "mixp_backward: pass a factor as share, or use mixp_cross_entropy "
-                                 "and mixp_scaler_scale");
+            "the result of mixp_scaler_cross_entropy can only be passed to mixp_backward: pass a "
+            "factor as share, or use mixp_cross_entropy and mixp_scaler_scale");
     a->walked = 1;
     mixpi_scale_mark(a->scaler, a->at, &c->out->grad->own.mark);
-    g = mixpi_grad_record(c->in[0]);
+    mixp_tensor *g = mixpi_grad_record(c->in[0]);
     if (!g) return MIXP_ERR_MEMORY;
     g->data = c->in[0]->data;
     return mixp_call_grad(c, 0, &accumulate) && !accumulate ? MIXP_OK : MIXP_ERR_MEMORY;
@@ -31030,8 +30772,7 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
-                                                   mixp_tensor *targets, int32_t ignore,
-                                                   float share, mixp_tensor **loss) {
+    mixp_tensor *targets, int32_t ignore, float share, mixp_tensor **loss) {
     mixp_tensor *in[2] = { logits, targets }, *plain = NULL, *scaled;
     mixpi_scaled_entropy a;
     if (loss) *loss = NULL;
@@ -31174,17 +30915,17 @@ static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes) {
 static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who) {
     if (!opt->swapped) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: the weights are the averages of mixp_optimizer_swap_ema: call "
-                             "mixp_optimizer_swap_ema again first",
-                             who);
+        "%s: the weights are the averages of mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema "
+        "again first",
+        who);
 }
 
 /* Handles: without ranks, or without sharded states, they do nothing. */
 static mixp_result mixpi_crew_enter(mixp_optimizer *opt) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK;
 }
-static const char *mixpi_crew_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
-                                        const mixp_tensor *g) {
+static const char *mixpi_crew_add_wrong(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL;
 }
 static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes) {
@@ -31211,8 +30952,8 @@ static void mixpi_crew_in_pieces(mixp_optimizer *opt) {
 static mixp_result mixpi_crew_plan(mixp_optimizer *opt) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK;
 }
-static void mixpi_crew_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
-                               mixp_verdict *v) {
+static void mixpi_crew_verdict(
+    const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v) {
     if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v);
 }
 /* --- making, groups -------------------------------------------------------------------- */
@@ -31238,25 +30979,24 @@ typedef struct mixpi_kind {
 
 /* The row of a kind that is at most MIXP_OPTIMIZER_MUON. */
 static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
-    static const mixpi_kind rows[] = {
-        /* in the order of mixp_optimizer_kind */
+    static const mixpi_kind rows[] = { /* in the order of mixp_optimizer_kind */
         /* name, fields; lr, betas, eps, weight_decay */
         { "Adam", MIXPI_HAS_ADAMS, 1e-3, 0.9, 0.999, 1e-8, 0.0 },
         { "AdamW", MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS, 1e-3, 0.9, 0.999, 1e-8, 0.01 },
         { "SGD", MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV, 1e-3, 0.0, 0.0, 0.0,
-          0.0 },
+            0.0 },
         { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_CENTERED,
-          1e-2, 0.0, 0.99, 1e-8, 0.0 },
+            1e-2, 0.0, 0.99, 1e-8, 0.0 },
         { "Adagrad", MIXPI_HAS_EPS | MIXPI_HAS_SUM, 1e-2, 0.0, 0.0, 1e-10, 0.0 },
         { "Adamax", MIXPI_HAS_MOMENTS, 2e-3, 0.9, 0.999, 1e-8, 0.0 },
         { "NAdam", MIXPI_HAS_MOMENTS | MIXPI_HAS_DECOUPLED | MIXPI_HAS_MOMENTUM_DECAY, 2e-3, 0.9,
-          0.999, 1e-8, 0.0 },
+            0.999, 1e-8, 0.0 },
         { "RAdam", MIXPI_HAS_MOMENTS | MIXPI_HAS_DECOUPLED, 1e-3, 0.9, 0.999, 1e-8, 0.0 },
         { "Lion", MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS, 1e-4, 0.9, 0.99, 0.0, 0.0 },
         { "Muon",
-          MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
-              MIXPI_HAS_MUON,
-          1e-3, 0.0, 0.0, 1e-7, 0.1 }
+            MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
+                MIXPI_HAS_MUON,
+            1e-3, 0.0, 0.0, 1e-7, 0.1 }
     };
     return &rows[kind];
 }
@@ -31565,8 +31305,8 @@ static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
 }
 
 /* Returns what is wrong with a description, or NULL. Fills in the defaults of *spike. */
-static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
-                                              mixp_spike_rule *spike) {
+static const char *mixpi_optimizer_desc_wrong(
+    const mixp_optimizer_desc *d, mixp_spike_rule *spike) {
     const mixp_param_group group = mixpi_desc_group(d);
     const char *wrong = mixpi_muon_wrong(d);
     if (!wrong) wrong = mixpi_group_wrong(d->kind, &group);
@@ -31577,30 +31317,30 @@ static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
     if (d->amsgrad && d->order) wrong = "amsgrad needs order MIXP_ADAM_ORDER_TORCH";
     if (d->centered && d->states.v != MIXP_MOMENT_F32)
-        wrong = "centered subtracts two moments, which must be f32: set states.v to "
-                "MIXP_MOMENT_F32";
+        wrong =
+            "centered subtracts two moments, which must be f32: set states.v to MIXP_MOMENT_F32";
     if (!mixpi_is_at_least_0(d->initial_sum) || d->initial_sum > 3.4e38)
         wrong = "initial_sum must be finite in f32 and at least 0";
     return wrong;
 }
 
-static mixp_result mixpi_optimizer_desc_check(mixp_context *ctx, const mixp_optimizer_desc *d,
-                                              mixp_spike_rule *spike) {
+static mixp_result mixpi_optimizer_desc_check(
+    mixp_context *ctx, const mixp_optimizer_desc *d, mixp_spike_rule *spike) {
     const char *extra, *wrong;
     if ((unsigned)d->kind > MIXP_OPTIMIZER_MUON)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start "
-                                 "from the kind's defaults");
+            "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start from the kind's "
+            "defaults");
     extra = mixpi_field_extra(d);
     if (extra)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_new: %s has no %s: leave it 0, or start from the "
-                                 "defaults of another kind",
-                                 mixpi_kind_of(d->kind)->name, extra);
+            "mixp_optimizer_new: %s has no %s: leave it 0, or start from the defaults of another "
+            "kind",
+            mixpi_kind_of(d->kind)->name, extra);
     wrong = mixpi_optimizer_desc_wrong(d, spike);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s",
-                             mixpi_kind_of(d->kind)->name, wrong);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s", mixpi_kind_of(d->kind)->name, wrong);
 }
 
 /* Gives opt its working memory for Muon. Returns 0 if out of memory. */
@@ -31674,8 +31414,8 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
 }
 
 /* Writes group `index`, which must be below `count`. */
-static mixp_result mixpi_group_write(mixp_optimizer *opt, int index, int count,
-                                     const mixp_param_group *group) {
+static mixp_result mixpi_group_write(
+    mixp_optimizer *opt, int index, int count, const mixp_param_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
     if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
@@ -31693,29 +31433,26 @@ MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_g
     int index = opt ? opt->plan.n_groups : 0;
     if (opt && !group)
         mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_optimizer_add_group: the group is NULL; start from "
-                          "mixp_optimizer_group(opt, 0, &g)");
+            "mixp_optimizer_add_group: the group is NULL; start from mixp_optimizer_group(opt, 0, "
+            "&g)");
     if (!opt || !group || mixpi_group_write(opt, index, index + 1, group) != MIXP_OK) return -1;
     return opt->plan.n_groups++;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
-                                             mixp_param_group *out) {
+MIXPREC_API mixp_result mixp_optimizer_group(
+    const mixp_optimizer *opt, int index, mixp_param_group *out) {
     if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
         return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
-                                 "optimizer group %d: no group has this index, or the result "
-                                 "pointer is NULL",
-                                 index);
+            "optimizer group %d: no group has this index, or the result pointer is NULL", index);
     *out = opt->plan.groups[index];
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
-                                                 const mixp_param_group *g) {
+MIXPREC_API mixp_result mixp_optimizer_set_group(
+    mixp_optimizer *opt, int index, const mixp_param_group *g) {
     if (opt && g) return mixpi_group_write(opt, index, opt->plan.n_groups, g);
     return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
-                             "mixp_optimizer_set_group: the group is NULL; start from "
-                             "mixp_optimizer_group(opt, 0, &g)");
+        "mixp_optimizer_set_group: the group is NULL; start from mixp_optimizer_group(opt, 0, &g)");
 }
 
 /* The groups share all checks of lr, so either all groups accept it or none does. */
@@ -31814,24 +31551,24 @@ static void mixpi_sorted_add(mixpi_sorted *s, mixp_tensor *t) {
 
 /* Returns why p, with gradient g or NULL, cannot join the existing parameters, or NULL. The
  * existing parameters share no memory, so only the neighbours of p's address can overlap p. */
-static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
-                                   const mixp_tensor *g) {
+static const char *mixpi_add_clash(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     const mixpi_sorted *s = &opt->params, *grads = &opt->grads;
     int64_t i = mixpi_sorted_before(s, p->data);
     if (i > 0 && s->at[i - 1] == p) return "was added before";
     if ((i > 0 && mixpi_overlaps(s->at[i - 1], p)) || (i < s->count && mixpi_overlaps(p, s->at[i])))
-        return "shares memory with a parameter that was added before; create views once, "
-               "before the loop";
+        return "shares memory with a parameter that was added before; create views once, before "
+               "the loop";
     i = g ? mixpi_sorted_before(grads, g->data) : 0;
     if (opt->zero_grad && i > 0 && grads->at[i - 1]->data == g->data)
-        return "shares its gradient with another parameter, and the first update would clear "
-               "it; use separate gradients";
+        return "shares its gradient with another parameter, and the first update would clear it; "
+               "use separate gradients";
     return NULL;
 }
 
 /* Can p be added? Reports the first problem. */
-static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
-                                   const mixp_tensor *g) {
+static mixp_result mixpi_add_check(
+    mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
     if (!mixpi_is_real(p->dtype) || (g && !mixpi_is_real(g->dtype))) {
@@ -31839,9 +31576,9 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "and its gradient must be f32, f16 or bf16";
     } else if (g && g->count != p->count) {
         return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
-                                 "mixp_optimizer_add: '%s' and its gradient differ in their "
-                                 "number of elements: %.0f and %.0f",
-                                 p->name, (double)p->count, (double)g->count);
+            "mixp_optimizer_add: '%s' and its gradient differ in their number of elements: %.0f "
+            "and %.0f",
+            p->name, (double)p->count, (double)g->count);
     } else if (mixpi_stage(opt) != MIXPI_READY) {
         code = MIXP_ERR_ORDER;
         wrong = "was added in the middle of a step: call mixp_scaler_update first";
@@ -31851,8 +31588,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
     else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
-        wrong = "is a view without a gradient: pass a gradient, or call "
-                "mixp_tensor_set_requires_grad";
+        wrong =
+            "is a view without a gradient: pass a gradient, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_crew_add_wrong(opt, p, g);
 
     /* Refuse what this optimizer cannot train, though another could. */
@@ -31908,9 +31645,8 @@ static size_t mixpi_layout_place(mixpi_layout *lay, int64_t n, mixp_dtype dtype)
 }
 
 static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dtype dtype) {
-    size_t at;
     if (!wanted) return NULL;
-    at = mixpi_layout_place(lay, n, dtype);
+    size_t at = mixpi_layout_place(lay, n, dtype);
     return lay->memory ? lay->memory + at : NULL;
 }
 
@@ -31937,12 +31673,10 @@ static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_r
     const mixp_out v = mixpi_out_to(row->v, row->v_dtype, 0);
     const float root = sqrtf(opt->initial_sum);
     const uint32_t scale = mixp_state_scale_v(mixp_bits_of_f32(root));
-    mixp_result r;
     if (row->v_dtype != MIXP_U8)
         return mixpi_fill_with(opt->ctx, v, row->count, (double)opt->initial_sum);
-    r = mixpi_fill_with(opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row),
-                        (double)scale);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_fill_with(
+        opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row), (double)scale));
     return mixpi_fill_with(opt->ctx, v, row->count, (double)mixp_state_v(root, scale, 0x8000u));
 }
 
@@ -31988,10 +31722,10 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
 static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
     const mixp_param_row row = mixpi_ema_row(opt, i, 0.0);
     mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
-                                     mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
+        mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
     if (r != MIXP_OK || !row.active) return r;
     return mixpi_convert_to(opt->ctx, mixpi_out_to(row.weight, MIXP_F32, 0),
-                            mixpi_in(row.grad, row.grad_dtype), row.count);
+        mixpi_in(row.grad, row.grad_dtype), row.count);
 }
 
 /* Is average i still the weight from which it started? Then it follows a weight that is written. */
@@ -32003,8 +31737,8 @@ static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i) {
  * is no longer the master's rounded value. The others keep the master's further digits, so that a
  * program that clips its weights after each step, or writes them back, does not stop their
  * training. scratch: n numbers of 16 bits, then n bytes. */
-static mixp_result mixpi_master_follow(mixp_context *ctx, const mixp_param_row *row, int64_t first,
-                                       int64_t n, char *scratch) {
+static mixp_result mixpi_master_follow(
+    mixp_context *ctx, const mixp_param_row *row, int64_t first, int64_t n, char *scratch) {
     const mixp_kernels *kernels = ctx->device->kernels;
     const size_t size = mixp_dtype_size(row->weight_dtype);
     const mixp_in weight =
@@ -32032,12 +31766,11 @@ static mixp_result mixpi_master_follow(mixp_context *ctx, const mixp_param_row *
     choice.mask_strides[0] = choice.a_strides[0] = choice.b_strides[0] = 1;
     choice.y = master;
 
-    mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(scratch, row->weight_dtype, 0), choice.a, n);
-    if (r == MIXP_OK) r = kernels->compare(&ctx->exec, &same);
-    if (r == MIXP_OK)
-        r = mixpi_convert_to(ctx, mixpi_out_to(scratch, MIXP_BF16, 0), mixpi_in(same.y, MIXP_U8),
-                             n);
-    return r == MIXP_OK ? kernels->where(&ctx->exec, &choice) : r;
+    MIXPI_TRY(mixpi_convert_to(ctx, mixpi_out_to(scratch, row->weight_dtype, 0), choice.a, n));
+    MIXPI_TRY(kernels->compare(&ctx->exec, &same));
+    MIXPI_TRY(
+        mixpi_convert_to(ctx, mixpi_out_to(scratch, MIXP_BF16, 0), mixpi_in(same.y, MIXP_U8), n));
+    return kernels->where(&ctx->exec, &choice);
 }
 
 /* Can the master keep its further digits where its weight is written? A split master cannot: it
@@ -32062,11 +31795,11 @@ static mixp_result mixpi_master_take(mixp_context *ctx, const mixp_param_row *ro
     mixp_result r = MIXP_OK;
     if (!row->master || !row->count) return MIXP_OK;
     if (mixpi_row_is_split(row)) /* no extra bits yet */
-        return mixpi_device_zero(ctx, row->master,
-                                 (size_t)row->count * mixp_dtype_size(row->master_dtype));
+        return mixpi_device_zero(
+            ctx, row->master, (size_t)row->count * mixp_dtype_size(row->master_dtype));
     if (fresh || !mixpi_master_can_keep(ctx, row))
         return mixpi_convert_to(ctx, mixpi_out_to(row->master, MIXP_F32, 0),
-                                mixpi_in(row->weight, row->weight_dtype), row->count);
+            mixpi_in(row->weight, row->weight_dtype), row->count);
 
     char *scratch = (char *)mixpi_context_scratch(ctx, (size_t)part * 3);
     if (!scratch) return MIXP_ERR_MEMORY;
@@ -32080,10 +31813,10 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
     if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
-    mixp_result r = mixpi_master_take(opt->ctx, &row, mixpi_master_is_void(opt, i));
-    if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
-    if (r == MIXP_OK) slot->version = slot->param->version;
-    return r;
+    MIXPI_TRY(mixpi_master_take(opt->ctx, &row, mixpi_master_is_void(opt, i)));
+    if (mixpi_ema_is_new(opt, i)) MIXPI_TRY(mixpi_ema_start(opt, i));
+    slot->version = slot->param->version;
+    return MIXP_OK;
 }
 /* --- Muon's memory ----------------------------------------------------------------------- */
 
@@ -32129,10 +31862,9 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
 static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     mixpi_muon *m = opt->muon;
     size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
-    mixp_param_row *rows, *device;
     if (m->room == opt->capacity) return MIXP_OK;
-    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
-    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     if (!rows || !device) return MIXP_ERR_MEMORY;
     m->rows = rows;
     m->device_rows = device;
@@ -32177,8 +31909,8 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
 }
 
 /* Decodes a state's code, whose size the dtype gives. weight: bits beside a split master. */
-static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale,
-                              uint32_t weight) {
+static float mixpi_held_value(
+    mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale, uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
     if (what == MIXP_STATE_MASTER)
         return dtype == MIXP_BF16 ? mixp_master_from_16(weight, code)
@@ -32189,7 +31921,7 @@ static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t c
 
 /* Reads one block: n elements from `first` on. */
 static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp_state_kind what,
-                                    int64_t first, int64_t n, float *out) {
+    int64_t first, int64_t n, float *out) {
     const mixpi_held_at at = mixpi_held_of(opt, row, what);
     const size_t size = mixp_dtype_size(at.dtype), offset = (size_t)first * size;
     const int split = what == MIXP_STATE_MASTER && at.dtype != MIXP_F32;
@@ -32205,7 +31937,7 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
         r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
     if (r == MIXP_OK && split)
         r = mixpi_download(opt->ctx, weights, (const uint16_t *)opt->rows[row].weight + first,
-                           (size_t)n * sizeof *weights);
+            (size_t)n * sizeof *weights);
 
     for (i = 0; i < n && r == MIXP_OK; i++) {
         uint32_t code = size == 4 ? words[i] : bytes[i];
@@ -32220,15 +31952,15 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
 
 /* host holds the values of a weight that the program wrote. Puts in the master's values where the
  * next step keeps them: see mixpi_master_follow. */
-static mixp_result mixpi_kept_digits(const mixp_optimizer *opt, const mixp_param_row *row,
-                                     float *host) {
+static mixp_result mixpi_kept_digits(
+    const mixp_optimizer *opt, const mixp_param_row *row, float *host) {
     float master[MIXP_STATE_BLOCK], rounded;
     mixp_result r = MIXP_OK;
     if (!mixpi_master_can_keep(opt->ctx, row)) return MIXP_OK;
     for (int64_t i = 0; i < row->count && r == MIXP_OK; i += MIXP_STATE_BLOCK) {
         const int64_t n = mixpi_min(MIXP_STATE_BLOCK, row->count - i);
-        r = mixpi_download(opt->ctx, master, (const float *)row->master + i,
-                           (size_t)n * sizeof *master);
+        r = mixpi_download(
+            opt->ctx, master, (const float *)row->master + i, (size_t)n * sizeof *master);
         for (int64_t k = 0; k < n && r == MIXP_OK; k++) {
             uint16_t low;
             mixp_convert(&low, row->weight_dtype, &master[k], MIXP_F32, 1);
@@ -32240,7 +31972,7 @@ static mixp_result mixpi_kept_digits(const mixp_optimizer *opt, const mixp_param
 }
 
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
-                                            mixp_state_kind what, float *host, int64_t count) {
+    mixp_state_kind what, float *host, int64_t count) {
     const char *wrong = NULL;
     mixp_result r = MIXP_OK;
     int64_t i = 0, row;
@@ -32261,8 +31993,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
         wrong = what == MIXP_STATE_EMA ? "there is no average: call mixp_optimizer_set_ema"
                                        : "this kind of optimizer does not have this state";
     if (wrong)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
-                                 param->name, wrong);
+        return mixp_context_fail(
+            opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s", param->name, wrong);
     if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
     if (r != MIXP_OK) return r;
 
@@ -32276,10 +32008,11 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     }
 
     /* Block by block, since a block has one scale. */
-    r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
-    for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
-        r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i);
-    return r;
+    MIXPI_TRY(mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read"));
+    for (i = 0; i < count; i += MIXP_STATE_BLOCK)
+        MIXPI_TRY(
+            mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i));
+    return MIXP_OK;
 }
 
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
@@ -32290,8 +32023,8 @@ MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
 
 MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
     if (!opt || group < 0 || group >= opt->plan.n_groups) return 0.0;
-    return mixp_schedule_lr(&opt->plan.schedule, opt->plan.groups[group].lr,
-                            mixp_optimizer_applied(opt));
+    return mixp_schedule_lr(
+        &opt->plan.schedule, opt->plan.groups[group].lr, mixp_optimizer_applied(opt));
 }
 
 static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
@@ -32306,16 +32039,15 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_tensor *loss) {
-    const char *wrong;
-    mixp_result r = opt ? mixpi_check_memory(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
-    if (r != MIXP_OK) return r;
-    wrong = mixpi_loss_wrong(opt, loss);
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    MIXPI_TRY(mixpi_check_memory(loss, "mixp_optimizer_set_loss"));
+    const char *wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_loss: %s", wrong);
     if (loss->dtype != MIXP_F32)
         return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
-                                 "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",
-                                 mixp_dtype_name(loss->dtype));
+            "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",
+            mixp_dtype_name(loss->dtype));
     opt->plan.loss = (const float *)loss->data;
     opt->loss_of = opt->ctx->generation;
     return MIXP_OK;
@@ -32323,13 +32055,12 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_
 /* --- adding parameters, clearing gradients -------------------------------------------------- */
 
 MIXPI_SELDOM
-static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
-                                          mixp_tensor *grad) {
+static mixp_result mixpi_do_optimizer_add(
+    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
-                                 "step");
+            "mixp_optimizer_add: param is NULL, or a tensor is of an earlier step");
     mixp_result r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -32364,8 +32095,8 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     return r;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
-                                           mixp_tensor *grad) {
+MIXPREC_API mixp_result mixp_optimizer_add(
+    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
     mixp_context *of = opt ? opt->ctx : NULL;
     const int before = mixpi_enter(of);
     return mixpi_leave(of, before, mixpi_do_optimizer_add(opt, param, grad));
@@ -32389,9 +32120,9 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
     if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
         return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_optimizer_add_all: no trainable parameter without an optimizer "
-                             "has a name that matches '%s'",
-                             pattern ? pattern : "NULL");
+        "mixp_optimizer_add_all: no trainable parameter without an optimizer has a name that "
+        "matches '%s'",
+        pattern ? pattern : "NULL");
 }
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
@@ -32460,8 +32191,8 @@ static void mixpi_muon_rows_of(const mixp_optimizer *opt, int64_t i) {
 static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
     size_t n = (size_t)opt->count * MIXPI_MUON_PASSES;
     for (int64_t i = 0; i < opt->count; i++) mixpi_muon_rows_of(opt, i);
-    return mixpi_upload(opt->ctx, opt->muon->device_rows, opt->muon->rows,
-                        n * sizeof *opt->muon->rows);
+    return mixpi_upload(
+        opt->ctx, opt->muon->device_rows, opt->muon->rows, n * sizeof *opt->muon->rows);
 }
 
 /* Fails if a captured step would have to refresh a master weight: each replay would recompute the
@@ -32472,24 +32203,21 @@ static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const
         if (opt->slots[i].version == p->version) continue;
         if (mixpi_ema_is_new(opt, i))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: '%s' was written since mixp_optimizer_set_ema, and a "
-                                     "captured step cannot restart its average: run an ordinary "
-                                     "step first",
-                                     who, p->name);
+                "%s: '%s' was written since mixp_optimizer_set_ema, and a captured step cannot "
+                "restart its average: run an ordinary step first",
+                who, p->name);
 
         /* A weight below f32 has a master, which would be refreshed. */
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: '%s' has %d optimizers; a captured step cannot copy one "
-                                     "optimizer's update into another's master weight: use one "
-                                     "optimizer, or set no_master",
-                                     who, p->name, p->own.optimizers);
+                "%s: '%s' has %d optimizers; a captured step cannot copy one optimizer's update "
+                "into another's master weight: use one optimizer, or set no_master",
+                who, p->name, p->own.optimizers);
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: '%s' was written since the last step, and a captured step "
-                                 "cannot copy the new values into the master weight: run an "
-                                 "ordinary step first",
-                                 who, p->name);
+            "%s: '%s' was written since the last step, and a captured step cannot copy the new "
+            "values into the master weight: run an ordinary step first",
+            who, p->name);
     }
     return MIXP_OK;
 }
@@ -32502,9 +32230,9 @@ static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
         for (i = 0; i < opt->count && opt->rows[i].group != g; i++) continue;
         if (i < opt->count) continue;
         mixpi_warn(opt->ctx,
-                   "group %d of an optimizer has no parameter: open a group with "
-                   "mixp_optimizer_add_group before you add its parameters",
-                   g);
+            "group %d of an optimizer has no parameter: open a group with mixp_optimizer_add_group "
+            "before you add its parameters",
+            g);
     }
 }
 
@@ -32516,27 +32244,24 @@ static void mixpi_warn_of_lost_digits(mixp_optimizer *opt, int64_t i) {
     slot->written_for = opt->stepped + 1;
     if (slot->written < 4) return;
     mixpi_warn(opt->ctx,
-               "'%.60s' is written before each step, and its master of %d bits then loses all "
-               "digits that the weight lacks: small updates are lost. Set states.master to "
-               "MIXP_MASTER_F32, which keeps them",
-               slot->param->name, opt->states.master == MIXP_MASTER_16BIT ? 16 : 8);
+        "'%.60s' is written before each step, and its master of %d bits then loses all digits that "
+        "the weight lacks: small updates are lost. Set states.master to MIXP_MASTER_F32, which "
+        "keeps them",
+        slot->param->name, opt->states.master == MIXP_MASTER_16BIT ? 16 : 8);
 }
 
 /* Reports an optimizer without a gradient. */
 static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *who) {
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: no parameter was added to this optimizer: call "
-                                 "mixp_optimizer_add for each parameter, before the loop",
-                                 who);
-    return mixp_context_fail(
-        opt->ctx, MIXP_ERR_ORDER,
-        "%s: no parameter of this optimizer has a "
-        "gradient; %s",
-        who,
+            "%s: no parameter was added to this optimizer: call mixp_optimizer_add for each "
+            "parameter, before the loop",
+            who);
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+        "%s: no parameter of this optimizer has a gradient; %s", who,
         opt->cleared_in == opt->ctx->generation
-            ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
-              "before mixp_backward"
+            ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad before "
+              "mixp_backward"
             : "call mixp_backward first, on a loss that depends on a parameter");
 }
 
@@ -32597,7 +32322,7 @@ static const mixp_param_row *mixpi_rows_to_look_at(const mixp_optimizer *o) {
 }
 
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
-                                  const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
     k.rows = mixpi_rows_to_look_at(o);
@@ -32635,8 +32360,8 @@ static mixp_gemm_args mixpi_muon_gemm(int64_t m, int64_t n, int64_t k, double al
 }
 
 /* sum = factor * a, n elements. A product is then added to sum. */
-static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out a, int64_t n,
-                                        double factor) {
+static mixp_result mixpi_muon_begin_sum(
+    mixp_optimizer *o, float *sum, mixp_out a, int64_t n, double factor) {
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = MIXP_UNARY_SCALE;
@@ -32700,9 +32425,9 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
 /* One iteration for parameter i. */
 static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
     const mixp_tensor *p = o->slots[i].param;
-    mixp_result r = mixpi_muon_gram(o, p->shape[0], p->shape[1]);
-    if (r == MIXP_OK) r = mixpi_muon_poly(o, mixpi_muon_side(p));
-    return r == MIXP_OK ? mixpi_muon_next(o, p->shape[0], p->shape[1]) : r;
+    MIXPI_TRY(mixpi_muon_gram(o, p->shape[0], p->shape[1]));
+    MIXPI_TRY(mixpi_muon_poly(o, mixpi_muon_side(p)));
+    return mixpi_muon_next(o, p->shape[0], p->shape[1]);
 }
 
 /* Takes the scratch memory of the products before a step changes anything: runs one iteration for
@@ -32720,7 +32445,7 @@ static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
 
 /* One pass of the kernel `update` over parameter i. */
 static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
-                                   const mixp_step_plan *plan, const mixp_step_state *step) {
+    const mixp_step_plan *plan, const mixp_step_state *step) {
     mixp_update_args k;
     memset(&k, 0, sizeof k);
     k.plan = plan;
@@ -32735,7 +32460,6 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
 static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     mixp_grad_stats_args k;
     mixp_step_plan plan;
-    mixp_result r;
     memset(&k, 0, sizeof k);
     memset(&plan, 0, sizeof plan);
     plan.kind = MIXP_OPTIMIZER_MUON_UNIT;
@@ -32747,21 +32471,19 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     k.count = 1;
     k.step = o->muon->look;
     k.plan = &plan;
-    r = MIXPI_STEP_RUN(o, grad_stats, &k);
-    return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look) : r;
+    MIXPI_TRY(MIXPI_STEP_RUN(o, grad_stats, &k));
+    return mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look);
 }
 
 /* The complete update of parameter i. In a skipped step the passes change nothing, and the products
  * work on the remains of another matrix; their result is never read. */
 static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     mixp_step_plan plan = o->plan;
-    mixp_result r;
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
-    r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
-    if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
-    for (int k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++)
-        r = mixpi_muon_iterate(o, i);
-    return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state) : r;
+    MIXPI_TRY(mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state));
+    MIXPI_TRY(mixpi_muon_unit_norm(o, i));
+    for (int k = 0; k < o->muon->settings.iterations; k++) MIXPI_TRY(mixpi_muon_iterate(o, i));
+    return mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state);
 }
 
 /* The update kernel; Muon's matrices one after another. counting 1: also counts lost updates. */
@@ -32800,8 +32522,8 @@ static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
 /* Starts the copy of `bytes` of counts to the host. */
 static mixp_result mixpi_tally_send(mixp_optimizer *opt, size_t bytes) {
     mixp_context *ctx = opt->ctx;
-    return mixpi_note_failure(ctx, "mixp_optimizer_sample",
-                              ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
+    return mixpi_note_failure(
+        ctx, "mixp_optimizer_sample", ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
 }
 
 /* Allocates the counters for all parameters added so far; at a later addition also for those to
@@ -32830,13 +32552,11 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
 }
 
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!opt->ctx->device->kernels->look)
         return mixp_context_fail(opt->ctx, MIXP_ERR_DEVICE,
-                                 "mixp_optimizer_sample: the device %s has no kernel `look`",
-                                 opt->ctx->device->name);
-    r = mixpi_tally_memory(opt);
+            "mixp_optimizer_sample: the device %s has no kernel `look`", opt->ctx->device->name);
+    mixp_result r = mixpi_tally_memory(opt);
     opt->tally_due = r == MIXP_OK;
     return r;
 }
@@ -32885,9 +32605,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
 /* After the update of a counted step: starts the copy of the counts to the host. */
 static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
-    mixp_result r;
     if (!ctx->device->post || ctx->capture.active) return MIXP_OK;
-    r = mixpi_tally_send(opt, mixpi_tally_bytes(opt));
+    mixp_result r = mixpi_tally_send(opt, mixpi_tally_bytes(opt));
     ctx->training.tally_of = r == MIXP_OK ? opt : NULL;
     return r;
 }
@@ -32901,7 +32620,7 @@ static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
     if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
     if (ctx->training.tally_of == opt && !opt->tally_recorded)
         r = mixpi_note_failure(ctx, "mixp_optimizer_underflow",
-                               ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+            ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
     else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
     opt->tally_here = r == MIXP_OK;
     return r;
@@ -32920,8 +32639,8 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
 }
 
 /* Adds a parameter's counts to out; mixp_optimizer_underflow turns the sums into shares. */
-static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
-                                 const mixp_param_row *row) {
+static void mixpi_underflow_join(
+    mixp_underflow *out, const mixpi_grad_tally *t, const mixp_param_row *row) {
     const int stored_low = row->active && row->grad_dtype != MIXP_F32;
     int i;
     mixpi_look_add(&out->look, &t->look);
@@ -32994,8 +32713,8 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
     if (mixpi_seen_before_update(m))
         return m->kind == MIXPI_MARK_UNSCALED
                    ? "was unscaled before the last mixp_scaler_update; start again from the loss"
-                   : "was used by the step before; call mixp_zero_grad, and start again from "
-                     "the loss";
+                   : "was used by the step before; call mixp_zero_grad, and start again from the "
+                     "loss";
 
     if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
         return "was scaled too long ago: since then, graphs were replayed, states loaded or the "
@@ -33019,8 +32738,8 @@ static const char *mixpi_marks_wrong(const mixp_scaler *scaler, const mixpi_mark
 }
 
 /* Decides whether the gradients of opt are true or scaled; fails if they are not all alike. */
-static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt, const char *who,
-                                    mixpi_scaling *out) {
+static mixp_result mixpi_scaling_of(
+    mixp_scaler *scaler, const mixp_optimizer *opt, const char *who, mixpi_scaling *out) {
     const uint64_t now = mixpi_scale_now(scaler);
     const int known =
         scaler->ctx->training.scale_asked || scaler->rule.fixed || scaler->scale_given;
@@ -33051,13 +32770,13 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
     out->is_true = n.as_is + n.unscaled > 0;
     if (!wrong) wrong = mixpi_marks_wrong(scaler, &n);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name,
-                             wrong);
+    return mixp_context_fail(
+        scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name, wrong);
 }
 
 /* Fails unless all gradients are true. `instead` names the call that makes them true. */
-static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
-                                   const char *instead) {
+static mixp_result mixpi_need_true(
+    const mixp_optimizer *opt, const char *who, const char *instead) {
     for (int64_t i = 0; i < opt->count; i++) {
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
         const mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
@@ -33065,19 +32784,18 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
 
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: the gradient of '%s' was scaled by a scaler that was "
-                                     "freed; call mixp_zero_grad, and start again",
-                                     who, name);
+                "%s: the gradient of '%s' was scaled by a scaler that was freed; call "
+                "mixp_zero_grad, and start again",
+                who, name);
         if (mixpi_stage(opt) == MIXPI_STEPPED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: this optimizer's step is over; in the next step, call "
-                                     "this function before mixp_scaler_step",
-                                     who);
+                "%s: this optimizer's step is over; in the next step, call this function before "
+                "mixp_scaler_step",
+                who);
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: the gradient of '%s' is still "
-                                     "multiplied by the loss scale; call %s",
-                                     who, name, instead);
+                "%s: the gradient of '%s' is still multiplied by the loss scale; call %s", who,
+                name, instead);
     }
     return MIXP_OK;
 }
@@ -33123,10 +32841,9 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].grad || p->requires_grad) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_set_ema: '%s' is frozen: call "
-                                 "mixp_tensor_set_requires_grad(t, 1), or give the optimizer only "
-                                 "parameters that train",
-                                 p->name);
+            "mixp_optimizer_set_ema: '%s' is frozen: call mixp_tensor_set_requires_grad(t, 1), or "
+            "give the optimizer only parameters that train",
+            p->name);
     }
     if (mixpi_check_uncaptured(opt->ctx, "mixp_optimizer_set_ema") != MIXP_OK)
         return MIXP_ERR_ORDER;
@@ -33160,9 +32877,8 @@ static mixp_result mixpi_ema_sync(mixp_optimizer *opt, int64_t i) {
 }
 
 static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay) {
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    r = mixpi_ema_check(opt, decay);
+    mixp_result r = mixpi_ema_check(opt, decay);
     if (r == MIXP_OK) r = mixpi_ema_memory(opt);
     for (int64_t i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
         r = mixpi_ema_sync(opt, i);
@@ -33170,10 +32886,10 @@ static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay)
     }
     if (r != MIXP_OK) return r;
     for (int64_t i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
-    r = mixpi_upload(opt->ctx, opt->device_ema_rows, opt->ema_rows,
-                     (size_t)opt->count * sizeof *opt->ema_rows);
-    if (r == MIXP_OK) opt->ema_count = opt->count;
-    return r;
+    MIXPI_TRY(mixpi_upload(
+        opt->ctx, opt->device_ema_rows, opt->ema_rows, (size_t)opt->count * sizeof *opt->ema_rows));
+    opt->ema_count = opt->count;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay) {
@@ -33187,8 +32903,8 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     const char *wrong = NULL;
     if (!opt->ema_count) wrong = "there is no average: call mixp_optimizer_set_ema first";
     else if (!opt->swapped && opt->ema_count < opt->count)
-        wrong = "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema "
-                "again";
+        wrong =
+            "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema again";
     else if (opt->ctx->capture.active)
         wrong = "a step is being captured; call mixp_capture_end first";
     else if (mixpi_stage(opt) != MIXPI_READY)
@@ -33201,10 +32917,9 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slots[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                     "mixp_optimizer_swap_ema: another optimizer also has '%s', "
-                                     "and its master weight would take over the average; use one "
-                                     "optimizer",
-                                     opt->slots[i].param->name);
+                "mixp_optimizer_swap_ema: another optimizer also has '%s', and its master weight "
+                "would take over the average; use one optimizer",
+                opt->slots[i].param->name);
     return MIXP_OK;
 }
 
@@ -33222,8 +32937,8 @@ static mixp_result mixpi_swap_lows(mixp_optimizer *opt, mixp_tensor *p) {
     mixp_result r = MIXP_OK;
     for (int k = 0; k < 2 && r == MIXP_OK; k++) {
         if (!p->own.low[k]) continue;
-        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p->own.low[k], 0), mixpi_tensor_in(p),
-                             p->count);
+        r = mixpi_convert_to(
+            opt->ctx, mixpi_tensor_out(p->own.low[k], 0), mixpi_tensor_in(p), p->count);
         p->own.low_version[k] = p->version;
     }
     return r;
@@ -33235,11 +32950,10 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
     const mixp_dtype dtype = p->dtype;
     mixp_result r = opt->swapped ? MIXP_OK : mixpi_ema_sync(opt, i);
     if (r == MIXP_OK && !opt->swapped)
-        r = mixpi_convert_to(opt->ctx, mixpi_out_to(slot->shelf, dtype, 0), mixpi_tensor_in(p),
-                             p->count);
-    if (r == MIXP_OK)
         r = mixpi_convert_to(
-            opt->ctx, mixpi_tensor_out(p, 0),
+            opt->ctx, mixpi_out_to(slot->shelf, dtype, 0), mixpi_tensor_in(p), p->count);
+    if (r == MIXP_OK)
+        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p, 0),
             opt->swapped ? mixpi_in(slot->shelf, dtype) : mixpi_in(slot->ema, MIXP_F32), p->count);
     mixpi_note_write(p, "mixp_optimizer_swap_ema");
     slot->version = p->version;
@@ -33247,13 +32961,11 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
 }
 
 static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    r = mixpi_swap_check(opt);
-    if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
-    if (r == MIXP_OK && !opt->swapped) r = mixpi_crew_average(opt);
-    for (int64_t i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_swap_check(opt));
+    MIXPI_TRY(mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt)));
+    if (!opt->swapped) MIXPI_TRY(mixpi_crew_average(opt));
+    for (int64_t i = 0; i < opt->ema_count; i++) MIXPI_TRY(mixpi_swap_slot(opt, i));
     opt->swapped = !opt->swapped;
     opt->ctx->training.averaged += opt->swapped ? 1 : -1;
     return MIXP_OK;
@@ -33267,8 +32979,8 @@ MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
 /* --- buffers at an update ------------------------------------------------------------------- */
 
 /* Adds a flag. Queues a restore once k holds as many flags as one kernel takes. */
-static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args *k,
-                                            const int32_t *flag) {
+static mixp_result mixpi_buffers_restore_if(
+    mixp_context *ctx, mixp_restore_args *k, const int32_t *flag) {
     mixp_result r = MIXP_OK;
     k->flags[k->n_flags++] = flag;
     if (k->n_flags < MIXP_RESTORE_FLAGS) return MIXP_OK;
@@ -33304,11 +33016,11 @@ static mixp_result mixpi_buffers_warn(const mixp_optimizer *opt) {
     if (s.agreed.ranks)
         snprintf(on_rank, sizeof on_rank, " on rank %d", (int)s.agreed.buffer_rank - 1);
     mixpi_warn(opt->ctx,
-               "mixp_optimizer_step: step %.0f has left %s at element %.0f of the buffer "
-               "'%.60s'%s, and only a scaler skips such a step: use a scaler, of "
-               "MIXP_RULE_STATIC with init_scale 1 if you need no loss scale",
-               (double)s.steps, mixpi_bad_is_nan(s.bad_buffer) ? "NaN" : "Inf",
-               (double)mixpi_bad_element(s.bad_buffer), t->name, on_rank);
+        "mixp_optimizer_step: step %.0f has left %s at element %.0f of the buffer '%.60s'%s, and "
+        "only a scaler skips such a step: use a scaler, of MIXP_RULE_STATIC with init_scale 1 if "
+        "you need no loss scale",
+        (double)s.steps, mixpi_bad_is_nan(s.bad_buffer) ? "NaN" : "Inf",
+        (double)mixpi_bad_element(s.bad_buffer), t->name, on_rank);
     return MIXP_OK;
 }
 
@@ -33360,10 +33072,9 @@ static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) 
     if (opt->stepped_in != ctx->generation) return MIXP_OK;
     if (opt->stepped_after == ctx->tape.calls) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: operators were applied since the last update, but "
-                             "mixp_step_begin was not called: activations would pile up; call "
-                             "mixp_step_begin first in every step",
-                             who);
+        "%s: operators were applied since the last update, but mixp_step_begin was not called: "
+        "activations would pile up; call mixp_step_begin first in every step",
+        who);
 }
 
 /* The gradient of a trained parameter that belongs to no optimizer; otherwise NULL. */
@@ -33413,9 +33124,9 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     mixp_step_state s;
     if (opt->ctx->capture.active)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: a captured step cannot call schedule.factor: use another "
-                                 "schedule, or do not capture",
-                                 who);
+            "%s: a captured step cannot call schedule.factor: use another schedule, or do not "
+            "capture",
+            who);
 
     /* Where is the device? Waits for it if it lags more steps than there are factors. */
     mixp_result r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
@@ -33431,9 +33142,9 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
         const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
         if (!mixpi_is_at_least_0(factor))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                     "%s: schedule.factor returned %g for step %.0f: return a "
-                                     "finite factor of at least 0",
-                                     who, factor, (double)(s.applied + i));
+                "%s: schedule.factor returned %g for step %.0f: return a finite factor of at least "
+                "0",
+                who, factor, (double)(s.applied + i));
         plan->factors[i] = factor;
     }
     return MIXP_OK;
@@ -33446,8 +33157,7 @@ static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
 
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
-    mixp_result r = mixpi_need_begin(opt, who);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_begin(opt, who));
 
     /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
     for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
@@ -33455,27 +33165,25 @@ static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
         if (!g || g->own.walks == g->own.walks_then) continue;
         if (g->version - g->own.walks + 1 != g->own.others_then) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: no optimizer has the parameter '%s', and its gradient grows "
-                                 "from step to step: add the parameter with mixp_optimizer_add, or "
-                                 "freeze it with mixp_tensor_set_requires_grad(t, 0)",
-                                 who, t->name);
+            "%s: no optimizer has the parameter '%s', and its gradient grows from step to step: "
+            "add the parameter with mixp_optimizer_add, or freeze it with "
+            "mixp_tensor_set_requires_grad(t, 0)",
+            who, t->name);
     }
 
-    r = mixpi_need_factors(opt, who);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_factors(opt, who));
 
     /* A spike rule for the loss needs a loss from this step. */
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
     if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: the spike rule needs this step's loss; call "
-                             "mixp_optimizer_set_loss before the step",
-                             who);
+        "%s: the spike rule needs this step's loss; call mixp_optimizer_set_loss before the step",
+        who);
 }
 
 /* Looks at all gradients. With ranks, also combines what all of them have found. */
 static mixp_result mixpi_crew_look(mixp_optimizer *opt, const float *scale, int unscale,
-                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const mixp_step_plan *plan, mixp_scaler_state *s) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->look(opt, scale, unscale, plan, s)
                                    : mixpi_opt_look(opt, scale, unscale, plan, s);
 }
@@ -33495,9 +33203,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
     /* Take the memory of the step, before anything is changed. On a device with memory of its own,
      * only Muon's products need any. */
-    mixp_result r = mixpi_crew_plan(opt);
-    if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_crew_plan(opt));
+    MIXPI_TRY(mixpi_muon_scratch(opt));
     if (!ctx->device->download &&
         !mixpi_context_scratch(ctx, mixpi_chunk_room(opt->rows, opt->count)))
         return MIXP_ERR_MEMORY;
@@ -33517,7 +33224,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
         scaler || opt->clipped || plan->max_norm > 0.0 || ((int)plan->spike.of & MIXP_SPIKE_NORM);
 
     /* A sampled step counts its gradients. */
-    r = mixpi_tally_step(opt);
+    mixp_result r = mixpi_tally_step(opt);
     const int tallied = opt->tallied;
     opt->tallied = 0;
     if (r != MIXP_OK) return r;
@@ -33546,9 +33253,8 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY "
-                                 "only measures",
-                                 max_norm);
+            "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY only measures",
+            max_norm);
     mixp_result r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
 
@@ -33580,15 +33286,14 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     static const mixpi_scaling as_they_are = { 1, 0 };
     if (!opt) return MIXP_ERR_ARGUMENT;
-    mixp_result r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
-    if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
-    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
-    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_step(opt, NULL, &as_they_are));
+    MIXPI_TRY(mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead"));
+    MIXPI_TRY(mixpi_need_all(opt, "mixp_optimizer_step"));
+    MIXPI_TRY(mixpi_refresh(opt, "mixp_optimizer_step"));
+    MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_step(opt, NULL, &as_they_are)));
 
     /* Without a scaler the step is the update. */
-    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt));
-    if (r == MIXP_OK) r = mixpi_delayed_advance(opt->ctx);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt)));
+    MIXPI_TRY(mixpi_delayed_advance(opt->ctx));
     return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
 }
 
@@ -33601,28 +33306,22 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
 /* Checks that `who` may work on opt, finds the state of its gradients, and updates the table. */
-static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
-                                      mixpi_scaling *is) {
+static mixp_result mixpi_begin_scaled(
+    mixp_scaler *scaler, mixp_optimizer *opt, const char *who, mixpi_scaling *is) {
     if (opt->ctx != scaler->ctx)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: scaler and optimizer are of "
-                                 "different contexts",
-                                 who);
+            "%s: scaler and optimizer are of different contexts", who);
     const int stage = mixpi_stage(opt);
     if (opt->scaler && opt->scaler != scaler && stage != MIXPI_READY)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
-                                 "%s: another scaler works on this optimizer; "
-                                 "update it first",
-                                 who);
+            "%s: another scaler works on this optimizer; update it first", who);
     if (stage == MIXPI_STEPPED)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
-                                 "%s: mixp_scaler_step was called already; "
-                                 "call mixp_scaler_update first",
-                                 who);
+            "%s: mixp_scaler_step was called already; call mixp_scaler_update first", who);
 
     /* Did this scaler scale the gradients? Then masters follow weights that the program wrote. */
-    mixp_result r = mixpi_scaling_of(scaler, opt, who, is);
-    return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
+    MIXPI_TRY(mixpi_scaling_of(scaler, opt, who, is));
+    return mixpi_refresh(opt, who);
 }
 
 /* Sets the stage, and adds opt to the list of optimizers that the next update covers. */
@@ -33654,24 +33353,21 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
-                                 "mixp_scaler_unscale: mixp_scaler_unscale "
-                                 "was called already; call it once, after the last mixp_backward "
-                                 "of the step, and then mixp_scaler_step and mixp_scaler_update");
+            "mixp_scaler_unscale: mixp_scaler_unscale was called already; call it once, after the "
+            "last mixp_backward of the step, and then mixp_scaler_step and mixp_scaler_update");
     mixpi_scaling is;
-    mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_need_factors(opt, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_begin(opt, "mixp_scaler_unscale"));
+    MIXPI_TRY(mixpi_need_factors(opt, "mixp_scaler_unscale"));
+    MIXPI_TRY(mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is));
 
     /* Count the gradients while they are scaled. An earlier step may have been abandoned. */
     opt->tallied = 0;
-    r = mixpi_tally_step(opt);
+    mixp_result r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
 
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_crew_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                        scaler->state);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_crew_look(
+        opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan, scaler->state));
     opt->clipped = 0;
     opt->views_summed = 0;
     mixpi_crew_in_pieces(opt);
@@ -33687,21 +33383,19 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
 }
 
 static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) {
-        r = mixp_optimizer_step(opt);
-        if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY); /* for the verdict */
-        return r;
+        MIXPI_TRY(mixp_optimizer_step(opt));
+        mixpi_stage_set(scaler, opt, MIXPI_READY); /* for the verdict */
+        return MIXP_OK;
     }
 
     /* May this scaler step these gradients? By which scale are they multiplied? */
     mixpi_scaling is;
-    r = mixpi_need_all(opt, "mixp_scaler_step");
-    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+    MIXPI_TRY(mixpi_need_all(opt, "mixp_scaler_step"));
+    MIXPI_TRY(mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is));
 
-    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_step(opt, scaler, &is));
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_step(opt, scaler, &is)));
 
     /* The step has used the gradients that this scaler scaled. */
     for (int64_t i = 0; i < opt->count; i++) {
@@ -33721,9 +33415,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 /* --- the verdict, and the update ------------------------------------------------------------ */
 
 MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
-    static const char *const texts[] = {
-        "unknown: start a guard to find it; if one is on, it did not sample this step, and samples "
-        "the next step",
+    static const char *const texts[] = { "unknown: start a guard to find it; if one is on, it did "
+                                         "not sample this step, and samples the next step",
         "an operator's result overflowed its dtype: not a scaling problem; with a guard, the site "
         "falls back to f32",
         "a gradient overflowed: the loss scale was too large and was lowered",
@@ -33737,8 +33430,7 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "the loss is not finite, or a buffer became so: not a scaling problem; turn on a guard to "
         "find the first bad site",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
-        "problem; leave a score of each row unmasked, or mask with a finite number"
-    };
+        "problem; leave a score of each row unmasked, or mask with a finite number" };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
 }
@@ -33752,8 +33444,8 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 }
 
 /* Names the buffer that became Inf or NaN, if all gradients are finite. */
-static void mixpi_verdict_buffer(const mixp_optimizer *opt, const mixp_step_state *s,
-                                 mixp_verdict *v) {
+static void mixpi_verdict_buffer(
+    const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v) {
     const mixp_tensor *t = mixpi_bad_buffer(opt->ctx, s->bad_buffer);
     if (!t) return;
     v->bad_tensor = t->name;
@@ -33824,15 +33516,13 @@ static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
 static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
-    mixp_verdict bad;
     char on_rank[32] = "";
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
-    bad = mixpi_worst_verdict(scaler);
+    mixp_verdict bad = mixpi_worst_verdict(scaler);
     const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
-    return mixp_context_fail(
-        scaler->ctx, MIXP_ERR_DIVERGED,
+    return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
         "%s%s %s of %s'%s' at element %.0f%s. Check the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale,
@@ -33851,10 +33541,9 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     }
     mixp_context *ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
-        return mixp_context_fail(
-            scaler->ctx, MIXP_ERR_ORDER,
-            "mixp_scaler_update: no optimizer was "
-            "stepped or unscaled since the last one; call mixp_scaler_step first");
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
+            "mixp_scaler_update: no optimizer was stepped or unscaled since the last one; call "
+            "mixp_scaler_step first");
 
     /* The guard first: a skip that it cures does not lower the scale. */
     mixp_advance_args k;
@@ -33889,9 +33578,9 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
 static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
     if (ctx->capture.graphs)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: a graph of this context may use this object; free the "
-                                 "context's graphs first with mixp_graph_free",
-                                 who);
+            "%s: a graph of this context may use this object; free the context's graphs first with "
+            "mixp_graph_free",
+            who);
     return mixpi_free_begin(ctx, who);
 }
 
@@ -33925,8 +33614,8 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     if (!ctx || r != MIXP_OK) return r;
     if (mixpi_stage(opt) != MIXPI_READY)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_optimizer_free: the optimizer is in the middle of a step; "
-                                 "call mixp_scaler_update first");
+            "mixp_optimizer_free: the optimizer is in the middle of a step; call "
+            "mixp_scaler_update first");
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
 
     /* Out of the context's list, and out of the lists of what scalers have stepped. */
@@ -33956,18 +33645,16 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixp_verdict v = mixpi_worst_verdict(scaler);
     int32_t bad = 0;
-    int before;
     if (!scaler || v.outcome == MIXP_STEP_NONE) return v;
     if (scaler->desc.disabled &&
         mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
         v.loss_bad = bad != 0;
-    before = mixpi_enter(scaler->ctx);
+    int before = mixpi_enter(scaler->ctx);
     if (v.outcome == MIXP_STEP_APPLIED && v.loss_bad)
         mixpi_warn(scaler->ctx,
-                   "step %.0f was applied although its loss is not finite: its gradients are "
-                   "finite. If no target counted, leave such batches out; otherwise look at the "
-                   "masks and the loss",
-                   (double)v.step);
+            "step %.0f was applied although its loss is not finite: its gradients are finite. If "
+            "no target counted, leave such batches out; otherwise look at the masks and the loss",
+            (double)v.step);
     mixpi_leave(scaler->ctx, before, MIXP_OK);
     return v;
 }
@@ -33998,14 +33685,13 @@ typedef struct mixpi_report {
 MIXPI_PRINTF(3, 4)
 static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
     va_list args;
-    size_t n;
     if (r->result != MIXP_OK) return r->result;
     r->result = code;
     if (!r->text || !r->text_size) return code;
     va_start(args, format);
     vsnprintf(r->text, r->text_size, format, args);
     va_end(args);
-    n = strlen(r->text);
+    size_t n = strlen(r->text);
     snprintf(r->text + n, r->text_size - n, " (%s)", r->path ? r->path : "no path");
     mixpi_readable(r->text);
     return code;
@@ -34041,8 +33727,8 @@ static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t coun
         p = ctx ? mixpi_host_take(ctx, n) : malloc(n);
     }
     if (!p)
-        mixpi_report_fail(r, MIXP_ERR_MEMORY, "out of memory: %.0f bytes",
-                          (double)count * (double)size);
+        mixpi_report_fail(
+            r, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)count * (double)size);
     return p;
 }
 
@@ -34174,7 +33860,6 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
 static size_t mixpi_utf8(const char *text, size_t left) {
     static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 }; /* smaller: overlong */
     const unsigned char *byte = (const unsigned char *)text;
-    uint32_t code;
     size_t i, n;
     if (left == 0) return 0;
     if (byte[0] < 0x80) return 1;
@@ -34187,7 +33872,7 @@ static size_t mixpi_utf8(const char *text, size_t left) {
     if (n > left) return 0;
 
     /* Each that follows has six bits. */
-    code = byte[0] & (0x7Fu >> n);
+    uint32_t code = byte[0] & (0x7Fu >> n);
     for (i = 1; i < n; i++) {
         if ((byte[i] & 0xC0) != 0x80) return 0;
         code = code << 6 | (byte[i] & 0x3Fu);
@@ -34219,8 +33904,8 @@ typedef struct mixpi_json {
 static void mixpi_json_fail(mixpi_json *j, mixp_result code, const char *what) {
     double at = (double)(j->p - j->begin);
     if (j->tensor)
-        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what,
-                          j->tensor);
+        mixpi_report_fail(
+            j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what, j->tensor);
     else mixpi_report_fail(j->report, code, "header byte %.0f: %s", at, what);
     j->p = j->end;
 }
@@ -34317,7 +34002,6 @@ static char *mixpi_json_string(mixpi_json *j, const char *expected) {
  * the member's name, with the cursor before its value, or NULL at the object's end or after an
  * error. */
 static char *mixpi_json_member(mixpi_json *j, int *first) {
-    char *name;
     if (*first && !mixpi_json_expect(j, '{', "expected '{'")) return NULL;
     if (mixpi_json_peek(j) == '}') {
         j->p++;
@@ -34325,21 +34009,18 @@ static char *mixpi_json_member(mixpi_json *j, int *first) {
     }
     if (!*first && !mixpi_json_expect(j, ',', "expected ',' or '}'")) return NULL;
     *first = 0;
-    name = mixpi_json_string(j, "expected a name in double quotes");
+    char *name = mixpi_json_string(j, "expected a name in double quotes");
     return name && mixpi_json_expect(j, ':', "expected ':'") ? name : NULL;
 }
 
 /* A plain decimal number; returns 0 and reports an error for anything else. */
 static uint64_t mixpi_json_number(mixpi_json *j) {
-    size_t digits;
-    uint64_t value;
-    int plain;
     mixpi_json_peek(j);
-    digits = strspn(j->p, "0123456789");
-    plain = digits == 1 || (digits > 1 && *j->p != '0');
+    size_t digits = strspn(j->p, "0123456789");
+    int plain = digits == 1 || (digits > 1 && *j->p != '0');
     if (!mixpi_json_need(j, plain, "expected a plain decimal number")) return 0;
     errno = 0;
-    value = strtoull(j->p, &j->p, 10);
+    uint64_t value = strtoull(j->p, &j->p, 10);
     return mixpi_json_need(j, errno == 0, "number beyond 2^64-1") ? value : 0;
 }
 
@@ -34424,9 +34105,8 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
     mixpi_json_need(j, item->begin <= item->end, "data_offsets end before they begin");
-    mixpi_json_need(j, item->end - item->begin == bits / 8,
-                    "data_offsets do not fit shape and "
-                    "dtype");
+    mixpi_json_need(
+        j, item->end - item->begin == bits / 8, "data_offsets do not fit shape and dtype");
     j->tensor = NULL;
 }
 /* --- files: POSIX calls where they exist, else stdio ---------------------------------------- */
@@ -34466,7 +34146,7 @@ static mixp_result mixpi_not_regular(mixpi_report *r) {
 static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
     if (size != s->expected)
         mixpi_report_fail(s->report, MIXP_ERR_IO, "the system kept %.0f of %.0f bytes",
-                          (double)size, (double)s->expected);
+            (double)size, (double)s->expected);
 }
 
 #if MIXPI_POSIX
@@ -34539,8 +34219,8 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) mixpi_report_system(f->report, "cannot read");
         else if (got == 0 || (uint64_t)got > most)
-            mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file became shorter during the read");
+            mixpi_report_fail(
+                f->report, MIXP_ERR_IO, "cannot read: the file became shorter during the read");
         else {
             to += got;
             n -= (uint64_t)got;
@@ -34555,7 +34235,7 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     errno = EEXIST;
     for (int number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
         snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", (int)(name - s->target),
-                 s->target, name, (long)getpid(), number);
+            s->target, name, (long)getpid(), number);
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
     }
     s->made = s->descriptor >= 0;
@@ -34574,10 +34254,9 @@ static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
 static void mixpi_save_open(mixpi_save *s) {
     mixpi_report *r = s->report;
     struct stat old;
-    int exists;
     s->descriptor = -1;
     if (r->result != MIXP_OK) return;
-    exists = realpath(r->path, s->target) != NULL;
+    int exists = realpath(r->path, s->target) != NULL;
     if (!exists && errno != ENOENT) {
         mixpi_report_system(r, "cannot read the file's status");
         return;
@@ -34600,8 +34279,7 @@ static void mixpi_save_flush(mixpi_save *s) {
         if (done < 0) mixpi_report_system(s->report, "cannot write");
         else if (done == 0 || (uint64_t)done > left)
             mixpi_report_fail(s->report, MIXP_ERR_IO,
-                              "cannot write: the system accepted %.0f of %.0f bytes", (double)done,
-                              (double)left);
+                "cannot write: the system accepted %.0f of %.0f bytes", (double)done, (double)left);
         else {
             from += done;
             left -= (size_t)done;
@@ -34626,10 +34304,9 @@ static void mixpi_save_settle(mixpi_save *s) {
 /* Flushes the folder of the target, which holds the new name. */
 static void mixpi_save_sync_folder(mixpi_save *s) {
     char *slash = strrchr(s->target, '/');
-    int folder, done;
     if (slash) slash[1] = '\0';
-    folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
-    done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_is_not_offered();
+    int folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
+    int done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_is_not_offered();
     if (!done)
         mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
@@ -34687,8 +34364,8 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         size_t most = n < MIXPI_IO_MOST ? (size_t)n : MIXPI_IO_MOST;
         if (fread(to, 1, most, f->stream) != most) {
             if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
-            mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file became shorter during the read");
+            mixpi_report_fail(
+                f->report, MIXP_ERR_IO, "cannot read: the file became shorter during the read");
         }
         to += most;
         n -= most;
@@ -34696,10 +34373,9 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
 }
 
 static void mixpi_save_open(mixpi_save *s) {
-    int n;
     s->stream = NULL;
     if (s->report->result != MIXP_OK) return;
-    n = snprintf(s->target, sizeof s->target, "%s", s->report->path);
+    int n = snprintf(s->target, sizeof s->target, "%s", s->report->path);
     snprintf(s->temp, sizeof s->temp, "%s.tmp", s->target);
     errno = 0;
     s->stream = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
@@ -34855,14 +34531,14 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint6
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
             mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s the data before it",
-                              item->e.name, item->begin < at ? "overlaps" : "leaves a gap after");
+                item->e.name, item->begin < at ? "overlaps" : "leaves a gap after");
         at = item->end;
     }
     if (at != data_bytes)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
-                          "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
-                          at > data_bytes ? "cut short" : "longer than its header states",
-                          (double)at, (double)data_bytes);
+            "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
+            at > data_bytes ? "cut short" : "longer than its header states", (double)at,
+            (double)data_bytes);
 }
 
 /* The header's length, from the first eight bytes of the file; 0 after an error. */
@@ -34872,7 +34548,7 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     if (f->report->result != MIXP_OK) return 0;
     if (f->size < 8) {
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "this is not a safetensors file: it is shorter than 8 bytes");
+            "this is not a safetensors file: it is shorter than 8 bytes");
         return 0;
     }
 
@@ -34882,14 +34558,13 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "the file is cut short, or is not a safetensors file: its header length "
-                          "is %.0f, but only %.0f bytes follow",
-                          (double)n, (double)(f->size - 8));
+            "the file is cut short, or is not a safetensors file: its header length is %.0f, but "
+            "only %.0f bytes follow",
+            (double)n, (double)(f->size - 8));
     else
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "this is not a safetensors file: its header length is %.0f, which must "
-                          "be 2 to %.0f",
-                          (double)n, (double)MIXPI_ST_MAX_HEADER);
+            "this is not a safetensors file: its header length is %.0f, which must be 2 to %.0f",
+            (double)n, (double)MIXPI_ST_MAX_HEADER);
     return 0;
 }
 
@@ -34928,7 +34603,6 @@ static mixp_result mixpi_st_read_header(mixp_safetensors *file, mixpi_file *f) {
 static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
     uint64_t total = mask;
-    char *at;
     for (size_t i = 0; i < file->n_items; i++) {
         mixpi_st_item *item = &file->items[i];
         item->e.bytes = (size_t)(item->end - item->begin);
@@ -34936,7 +34610,7 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     }
 
     /* One piece of memory holds all that is wanted. */
-    at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
+    char *at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
     if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
 
     for (size_t i = 0; at && i < file->n_items; i++) {
@@ -34958,16 +34632,16 @@ static int mixpi_st_by_item_name(const void *a, const void *b) {
 /* Builds the index of names, for mixp_safetensors_find. */
 static void mixpi_st_index_names(mixpi_report *r, mixp_safetensors *file) {
     if (r->result != MIXP_OK) return;
-    file->names = (const mixpi_st_item **)mixpi_st_allocate(r, file->ctx, file->n_items,
-                                                            sizeof file->names[0]);
+    file->names = (const mixpi_st_item **)mixpi_st_allocate(
+        r, file->ctx, file->n_items, sizeof file->names[0]);
     if (!file->names) return;
     for (size_t i = 0; i < file->n_items; i++) file->names[i] = &file->items[i];
     qsort(file->names, file->n_items, sizeof file->names[0], mixpi_st_by_item_name);
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out, char *error,
-                                              size_t error_size) {
+MIXPREC_API mixp_result mixp_safetensors_read(
+    const char *path, mixp_safetensors **out, char *error, size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixp_safetensors *file;
     mixpi_file f;
@@ -34998,15 +34672,15 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *fil
     return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL;
 }
 
-MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
-                                                       const char *name) {
+MIXPREC_API const mixp_st_entry *mixp_safetensors_find(
+    const mixp_safetensors *file, const char *name) {
     int64_t n = name ? mixp_safetensors_count(file) : 0;
     if (n && file->names) {
         mixpi_st_item wanted;
         const mixpi_st_item *key = &wanted, **at;
         wanted.e.name = name;
-        at = (const mixpi_st_item **)bsearch(&key, file->names, (size_t)n, sizeof key,
-                                             mixpi_st_by_item_name);
+        at = (const mixpi_st_item **)bsearch(
+            &key, file->names, (size_t)n, sizeof key, mixpi_st_by_item_name);
         return at ? &(*at)->e : NULL;
     }
     for (int64_t i = 0; i < n; i++)
@@ -35016,12 +34690,11 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *f
 
 MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
     mixpi_st_pair wanted;
-    const mixpi_st_pair *pair;
     if (!file || !key || !file->n_pairs) return NULL;
     wanted.key = key;
     wanted.text = NULL;
-    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs, sizeof wanted,
-                                          mixpi_st_by_key);
+    const mixpi_st_pair *pair = (const mixpi_st_pair *)bsearch(
+        &wanted, file->pairs, file->n_pairs, sizeof wanted, mixpi_st_by_key);
     return pair ? pair->text : NULL;
 }
 /* --- writing a file ------------------------------------------------------------------------ */
@@ -35110,15 +34783,13 @@ static void mixpi_text_header(mixpi_text *t, const mixpi_plan *plan) {
 /* Makes the header: a first pass counts, a second pass fills. */
 static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     mixpi_text text = { NULL, 0 };
-    uint64_t length;
     if (r->result != MIXP_OK) return;
     mixpi_text_header(&text, plan);
-    length = text.length;
+    uint64_t length = text.length;
     if (length > MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                          "the header would take %.0f bytes; the format's "
-                          "limit is %.0f",
-                          (double)length, (double)MIXPI_ST_MAX_HEADER);
+            "the header would take %.0f bytes; the format's limit is %.0f", (double)length,
+            (double)MIXPI_ST_MAX_HEADER);
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
     if (!plan->header) return;
@@ -35148,27 +34819,23 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
     uint64_t bytes = e->bytes;
     if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
         return mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                                 "the name '%.60s' is NULL, not UTF-8 or "
-                                 "reserved",
-                                 e->name ? e->name : "");
+            "the name '%.60s' is NULL, not UTF-8 or reserved", e->name ? e->name : "");
 
     /* The type and the rank. */
     item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
         return mixpi_report_fail(r, MIXP_ERR_DTYPE,
-                                 "tensor '%.60s': safetensors has no dtype for "
-                                 "%.60s",
-                                 e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
+            "tensor '%.60s': safetensors has no dtype for %.60s", e->name,
+            e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
         return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
-                                 e->name, e->rank, MIXP_MAX_RANK);
+            e->name, e->rank, MIXP_MAX_RANK);
 
     /* The bytes must be those of the shape. */
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                          "tensor '%.60s': shape, data and %.0f bytes do not "
-                          "fit together",
-                          e->name, (double)bytes);
+            "tensor '%.60s': shape, data and %.0f bytes do not fit together", e->name,
+            (double)bytes);
     return r->result;
 }
 
@@ -35218,14 +34885,14 @@ static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-                                               int64_t n, const char *const (*metadata)[2],
-                                               int64_t n_metadata, char *error, size_t error_size) {
+    int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error,
+    size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixpi_plan plan;
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
-        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
-                                 "a pointer is NULL, or a count is negative");
+        return mixpi_report_fail(
+            &r, MIXP_ERR_ARGUMENT, "a pointer is NULL, or a count is negative");
 
     /* A plan of a copy of the entries. */
     memset(&plan, 0, sizeof plan);
@@ -35425,9 +35092,8 @@ static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
 static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name, ...) {
     char *to = s->items ? s->names + s->names_used : NULL;
     va_list args;
-    int n;
     va_start(args, name);
-    n = vsnprintf(to, to ? s->names_size - s->names_used : 0, name, args);
+    int n = vsnprintf(to, to ? s->names_size - s->names_used : 0, name, args);
     va_end(args);
     s->names_used += (size_t)n + 1;
     item.e.name = to;
@@ -35436,13 +35102,13 @@ static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *n
     s->n_items++;
 }
 
-static void mixpi_state_add_field(mixpi_state *s, const mixpi_field *field, void *base,
-                                  int optimizer, int group) {
+static void mixpi_state_add_field(
+    mixpi_state *s, const mixpi_field *field, void *base, int optimizer, int group) {
     mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group);
 }
 
-static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base, int optimizer,
-                                   int group) {
+static void mixpi_state_add_fields(
+    mixpi_state *s, mixpi_owner owner, void *base, int optimizer, int group) {
     size_t i;
     for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
         if (mixpi_fields[i].owner == owner)
@@ -35479,48 +35145,47 @@ static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt, const mixp
     return item;
 }
 
-static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64_t i,
-                                int optimizer) {
+static void mixpi_state_add_row(
+    mixpi_state *s, const mixp_optimizer *opt, int64_t i, int optimizer) {
     const mixp_tensor *p = opt->slots[i].param;
     const mixp_param_row *row = &opt->rows[i];
 
     /* The moments; those of 8 bits have scales. */
     if (row->m)
         mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m), "optimizer.%d.m.%s",
-                        optimizer, p->name);
+            optimizer, p->name);
     if (row->m_scale)
         mixpi_state_add(s, mixpi_state_scales(row, row->m_scale), "optimizer.%d.m_scale.%s",
-                        optimizer, p->name);
+            optimizer, p->name);
 
     if (row->v)
         mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v), "optimizer.%d.v.%s",
-                        optimizer, p->name);
+            optimizer, p->name);
     if (row->v_scale)
         mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
-                        optimizer, p->name);
+            optimizer, p->name);
 
     /* The master weight, what the kind has beside it, and the average. */
     if (row->master)
-        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
-                        p->name);
+        mixpi_state_add(
+            s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer, p->name);
     if (row->third)
         mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->third),
-                        opt->plan.amsgrad ? "optimizer.%d.max_v.%s" : "optimizer.%d.mean.%s",
-                        optimizer, p->name);
+            opt->plan.amsgrad ? "optimizer.%d.max_v.%s" : "optimizer.%d.mean.%s", optimizer,
+            p->name);
     if (i < opt->ema_count)
         mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
-                        "optimizer.%d.ema.%s", optimizer, p->name);
+            "optimizer.%d.ema.%s", optimizer, p->name);
     mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer, p->name);
 }
 
 /* The history with which an optimizer that skips spikes compares its steps. */
 static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int number) {
     mixp_checkpoint_value window = { NULL, MIXP_F64, 0, NULL };
-    mixpi_state_item item;
     if (!opt->plan.spike.of) return;
     window.count = (int64_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
     window.data = opt->plan.spike_window;
-    item = mixpi_state_value(&window);
+    mixpi_state_item item = mixpi_state_value(&window);
     item.on_device = 1;
     item.optional = 1;
     item.must = MIXPI_FINITE;
@@ -35660,14 +35325,13 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
 
     /* Weights and buffers. */
     for (t = s->ctx->tensors; t; t = t->own.next) {
-        mixpi_state_item item;
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
         if (s->fresh && mixpi_is_private(t)) continue;
-        item = mixpi_state_tensor(t, t->dtype, t->data);
+        mixpi_state_item item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
-        mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
-                        t->name);
+        mixpi_state_add(
+            s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "", t->name);
     }
 
     if (!what) return;
@@ -35698,7 +35362,7 @@ static int mixpi_state_by_name(const void *a, const void *b) {
 /* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. s->groups
  * is set. */
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
-                             const mixp_checkpoint *what, const mixp_weights_desc *some) {
+    const mixp_checkpoint *what, const mixp_weights_desc *some) {
     const int fresh = s->fresh;
     char *own = s->own;
     int *groups = s->groups;
@@ -35724,8 +35388,8 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
     for (i = 1; i < s->n_items; i++)
         if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)
-            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'",
-                              s->items[i].e.name);
+            mixpi_report_fail(
+                r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'", s->items[i].e.name);
 }
 
 static void mixpi_state_free(mixpi_state *s) {
@@ -35787,7 +35451,7 @@ static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *
         for (int64_t i = 0; opt->plan.n_groups > 1 && i < opt->count; i++) {
             const char *name = opt->slots[i].param->name;
             to += snprintf(to, size - (size_t)(to - text), "%d %d %.0f %s;", o, opt->rows[i].group,
-                           (double)strlen(name), name);
+                (double)strlen(name), name);
         }
     }
     return text;
@@ -35795,8 +35459,8 @@ static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *
 
 /* Finds the record of `like`'s optimizer and parameter. *cursor: where to begin, because both texts
  * mostly have one order. */
-static int mixpi_member_find(const char *text, const char **cursor, const mixpi_member *like,
-                             mixpi_member *found) {
+static int mixpi_member_find(
+    const char *text, const char **cursor, const mixpi_member *like, mixpi_member *found) {
     const char *from = *cursor, *at = from;
     int wrapped = 0;
     for (;;) {
@@ -35842,16 +35506,15 @@ static int mixpi_groups_of_file(const mixp_safetensors *file, int number) {
     return n - 1;
 }
 
-static void mixpi_groups_refuse(mixpi_report *r, int optimizer, const char *there,
-                                const char *here) {
+static void mixpi_groups_refuse(
+    mixpi_report *r, int optimizer, const char *there, const char *here) {
     char theirs[120], ours[120];
     mixpi_groups_show(there, optimizer, theirs, sizeof theirs);
     mixpi_groups_show(here, optimizer, ours, sizeof ours);
     mixpi_report_fail(r, MIXP_ERR_SHAPE,
-                      "optimizer %d has other groups: the file has '%s', the program '%s'; put the "
-                      "same parameters together, or load only the weights with "
-                      "mixp_checkpoint_load_weights",
-                      optimizer, theirs, ours);
+        "optimizer %d has other groups: the file has '%s', the program '%s'; put the same "
+        "parameters together, or load only the weights with mixp_checkpoint_load_weights",
+        optimizer, theirs, ours);
 }
 
 /* Finds the file's group of each group of the program. map: MIXP_MAX_GROUPS numbers for each
@@ -35886,8 +35549,8 @@ static void mixpi_groups_fill(int *group) {
 /* The file's number of each group of each optimizer of the program. Fails if a group has other
  * parameters in the file. A file without the records, of an early version, is taken by number. The
  * caller releases the numbers. */
-static int *mixpi_groups_meet(mixpi_report *r, const mixp_safetensors *file,
-                              const mixp_checkpoint *what) {
+static int *mixpi_groups_meet(
+    mixpi_report *r, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const char *there = mixp_safetensors_metadata(file, mixpi_groups_key);
     const int numbers = what->n_optimizers * MIXP_MAX_GROUPS;
     int *map = (int *)mixpi_st_allocate(r, what->ctx, (uint64_t)numbers, sizeof *map);
@@ -35941,8 +35604,8 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
 
 /* Warns of the first weight that is not finite, or whose scale was left aside. file: with dtypes
  * that may differ from the weights'; NULL: they are the same. */
-static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *file,
-                                  const char *who) {
+static void mixpi_warn_of_weights(
+    const mixpi_state *s, const mixp_safetensors *file, const char *who) {
     size_t i;
     for (i = 0; i < s->n_items && !*s->ctx->errors.warning; i++) {
         const mixpi_state_item *item = &s->items[i];
@@ -35958,20 +35621,20 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         /* Warns of the first reason that holds. */
         if (left)
             mixpi_warn(s->ctx,
-                       "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "
-                       "an earlier checkpoint",
-                       who, item->e.name, (double)left);
+                "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take an earlier "
+                "checkpoint",
+                who, item->e.name, (double)left);
         else if (bad)
             mixpi_warn(s->ctx,
-                       "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
-                       "parameter is %s, whose largest number is %g; make it f32 or bf16",
-                       who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
-                       mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
+                "%s: %.0f values of '%.60s' became Inf: the file has %s, and the parameter is %s, "
+                "whose largest number is %g; make it f32 or bf16",
+                who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
+                mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
         else if (scale)
             mixpi_warn(s->ctx,
-                       "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: "
-                       "multiply the weight by its scale after loading",
-                       who, item->e.name, mixp_dtype_name(from->dtype), scale);
+                "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: multiply the "
+                "weight by its scale after loading",
+                who, item->e.name, mixp_dtype_name(from->dtype), scale);
     }
 }
 /* --- checkpoints: saving -------------------------------------------------------------------- */
@@ -36010,16 +35673,15 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                     "%s: a %s has no name (%s, %.0f elements); name each "
-                                     "parameter and buffer",
-                                     who, t->own.backup ? "buffer" : "parameter",
-                                     mixp_dtype_name(t->dtype), (double)t->count);
+                "%s: a %s has no name (%s, %.0f elements); name each parameter and buffer", who,
+                t->own.backup ? "buffer" : "parameter", mixp_dtype_name(t->dtype),
+                (double)t->count);
     return MIXP_OK;
 }
 
 /* Are the arguments complete, and is the context between two steps? */
-static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
-                                          const char *who) {
+static mixp_result mixpi_checkpoint_check(
+    const char *path, const mixp_checkpoint *what, const char *who) {
     mixp_context *ctx;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
@@ -36032,23 +35694,19 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
         const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
             return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                     "%s: optimizer %d is in the middle of a step; "
-                                     "call mixp_scaler_update first",
-                                     who, i);
+                "%s: optimizer %d is in the middle of a step; call mixp_scaler_update first", who,
+                i);
         if (opt->swapped) return mixpi_need_weights(opt, who);
     }
     if (what->scaler && !what->scaler->desc.disabled &&
         what->scaler->checked_epoch == what->scaler->epoch)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: the scaler is in the middle of a step; call "
-                                 "mixp_scaler_update first",
-                                 who);
+            "%s: the scaler is in the middle of a step; call mixp_scaler_update first", who);
 
     /* Are the names unique? Then the device must finish. */
-    mixp_result r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait)
-        r = mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec));
-    return r;
+    MIXPI_TRY(mixpi_check_names(ctx, who));
+    if (ctx->device->wait) MIXPI_TRY(mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec)));
+    return MIXP_OK;
 }
 
 /* Recomputes masters from weights that the program wrote since the last step. */
@@ -36115,16 +35773,15 @@ static const char *mixpi_checkpoint_cpu(const mixp_context *ctx) {
 typedef const char *mixpi_text_pair[2];      /* a metadata key and its text */
 
 /* Appends a pair to the metadata of a plan. */
-static void mixpi_checkpoint_pair(mixpi_text_pair *pairs, mixpi_plan *plan, const char *key,
-                                  const char *text) {
+static void mixpi_checkpoint_pair(
+    mixpi_text_pair *pairs, mixpi_plan *plan, const char *key, const char *text) {
     pairs[plan->n_metadata][0] = key;
     pairs[plan->n_metadata++][1] = text;
 }
 
 /* The metadata of a checkpoint: our pairs, then the program's. The caller releases the pairs. */
 static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, mixpi_report *r,
-                                                  mixpi_plan *plan, const char *kinds,
-                                                  const char *groups) {
+    mixpi_plan *plan, const char *kinds, const char *groups) {
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
         r, what->ctx, (uint64_t)what->n_metadata + 5, sizeof *pairs);
     const char *cpu = mixpi_checkpoint_cpu(what->ctx);
@@ -36143,8 +35800,8 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     for (i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
-            mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                              "the metadata key '%.60s' is mixprec's: choose another", key);
+            mixpi_report_fail(
+                r, MIXP_ERR_ARGUMENT, "the metadata key '%.60s' is mixprec's: choose another", key);
         mixpi_checkpoint_pair(pairs, plan, key, what->metadata[i][1]);
     }
     return pairs;
@@ -36156,7 +35813,6 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     const int busy = mixpi_crew_set_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
     char *groups = mixpi_checkpoint_groups(what, r);
-    mixpi_text_pair *pairs;
     mixpi_state state;
     mixpi_plan plan;
 
@@ -36165,7 +35821,7 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
-    pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
+    mixpi_text_pair *pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
     mixpi_state_plan(&state, &plan);
 
     mixpi_plan_save(r, &plan);
@@ -36199,11 +35855,11 @@ static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
     }
     if (!waits) return;
     mixpi_warn(ctx,
-               "mixp_checkpoint_save: since the last update, mixp_backward has filled gradients, "
-               "of '%.60s' for example, which a checkpoint does not hold. If an accumulation is "
-               "under way, save after its update: a resumed run would lack these micro-batches. "
-               "Otherwise call mixp_zero_grad before you save",
-               waits->name);
+        "mixp_checkpoint_save: since the last update, mixp_backward has filled gradients, of "
+        "'%.60s' for example, which a checkpoint does not hold. If an accumulation is under way, "
+        "save after its update: a resumed run would lack these micro-batches. Otherwise call "
+        "mixp_zero_grad before you save",
+        waits->name);
 }
 
 MIXPI_SELDOM
@@ -36263,8 +35919,8 @@ static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *
 }
 
 MIXPI_PRINTF(4, 5)
-static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
-                            ...) {
+static void mixpi_diff_note(
+    mixpi_diff *d, mixp_result code, const char *name, const char *format, ...) {
     size_t used = strlen(d->text);
     va_list args;
     if (d->result != MIXP_ERR_SHAPE) d->result = code;
@@ -36293,8 +35949,8 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp
     int same = mixpi_same_shape(here, file);
     if (same && mixpi_same_type(here, file)) return;
     mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
-                    mixpi_describe(file_text, sizeof file_text, file),
-                    mixpi_describe(here_text, sizeof here_text, here));
+        mixpi_describe(file_text, sizeof file_text, file),
+        mixpi_describe(here_text, sizeof here_text, here));
 }
 
 /* Does the description's optimizer of this state, "optimizer.3.", train parameters? Each of them
@@ -36313,12 +35969,11 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
     const char *hint = "";
     if (strncmp(name, "scaler.", 7) == 0) hint = "; the file has a scaler's state: set .scaler";
     if (strncmp(name, "optimizer.", 10) == 0)
-        hint =
-            mixpi_state_trains(s, name)
-                ? "; in the file this optimizer trains other parameters: build the same model, and "
-                  "set .optimizers in the order in which they were saved"
-                : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
-                  ".optimizers";
+        hint = mixpi_state_trains(s, name)
+                   ? "; in the file this optimizer trains other parameters: build the same model, "
+                     "and set .optimizers in the order in which they were saved"
+                   : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
+                     ".optimizers";
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
         hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
                "first";
@@ -36330,7 +35985,7 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
     if (d->n)
         mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s%s", d->n, d->text,
-                          d->n > 3 ? "; ..." : "", d->hint);
+            d->n > 3 ? "; ..." : "", d->hint);
 }
 
 /* Order of a merge. -1: a comes first, or b has ended; 1: b comes first; 0: the names are equal. */
@@ -36352,7 +36007,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
         else if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
         else if (order > 0 && (mixpi_is_optional_name(there->name) ||
-                               (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
+                                  (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
@@ -36448,9 +36103,8 @@ static void mixpi_state_check_limits(const mixpi_state *s) {
         if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
         if (mixpi_item_count(part) > mixpi_item_count(all))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                              "'%.60s' is %.0f, more than '%.60s', which is %.0f", part->e.name,
-                              (double)mixpi_item_count(part), all->e.name,
-                              (double)mixpi_item_count(all));
+                "'%.60s' is %.0f, more than '%.60s', which is %.0f", part->e.name,
+                (double)mixpi_item_count(part), all->e.name, (double)mixpi_item_count(all));
     }
 }
 
@@ -36464,10 +36118,8 @@ static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint 
         uint64_t sum = (uint64_t)applied + (uint64_t)skipped;
         if ((uint64_t)mixpi_item_count(steps) != sum)
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                              "'%.60s' is %.0f, but the file counts %.0f applied and %.0f skipped "
-                              "steps",
-                              steps->e.name, (double)mixpi_item_count(steps), (double)applied,
-                              (double)skipped);
+                "'%.60s' is %.0f, but the file counts %.0f applied and %.0f skipped steps",
+                steps->e.name, (double)mixpi_item_count(steps), (double)applied, (double)skipped);
     }
 }
 
@@ -36478,16 +36130,16 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
             mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
             const char *wrong = mixpi_group_wrong(plan->kind, &group);
             if (wrong)
-                mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i,
-                                  wrong);
+                mixpi_report_fail(
+                    s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i, wrong);
         }
     }
 }
 
 /* Gives the items the file's data and checks the numbers. Apart from items left out, both lists
  * have the same names in the same order. */
-static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file,
-                                    const mixp_checkpoint *what) {
+static mixp_result mixpi_state_take(
+    mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     size_t i, k = 0;
     if (s->report->result != MIXP_OK) return s->report->result;
     for (i = 0; i < s->n_items; i++) {
@@ -36495,8 +36147,8 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
         while (!file->items[k].wanted) k++;
         s->items[i].e.data = file->items[k++].e.data;
         if (!mixpi_item_is_good(&s->items[i]))
-            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
-                              s->items[i].e.name);
+            mixpi_report_fail(
+                s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range", s->items[i].e.name);
     }
     if (s->report->result != MIXP_OK) return s->report->result;
     mixpi_state_check_limits(s);
@@ -36574,8 +36226,8 @@ static int mixpi_file_ranks(const mixp_safetensors *file) {
 }
 
 /* Own buffers of another number of ranks belong to no rank of this run. */
-static void mixpi_checkpoint_meet_ranks(mixpi_state *s, const mixp_safetensors *file,
-                                        const mixp_checkpoint *what) {
+static void mixpi_checkpoint_meet_ranks(
+    mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const int there = mixpi_file_ranks(file), here = (int)mixpi_world(s->ctx);
     const mixp_tensor *t = NULL;
     int64_t i;
@@ -36585,10 +36237,9 @@ static void mixpi_checkpoint_meet_ranks(mixpi_state *s, const mixp_safetensors *
     s->fresh = what->fresh_buffers != 0;
     if (s->fresh) return;
     mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
-                      "the file holds the own buffers of %d rank%s, '%.60s' among them, and this "
-                      "run has %d: run as many ranks, or set .fresh_buffers to go on with the "
-                      "buffers as they are",
-                      there, there > 1 ? "s" : "", t->name, here);
+        "the file holds the own buffers of %d rank%s, '%.60s' among them, and this run has %d: run "
+        "as many ranks, or set .fresh_buffers to go on with the buffers as they are",
+        there, there > 1 ? "s" : "", t->name, here);
 }
 
 /* Changes the state. From here on only the device can fail. */
@@ -36636,8 +36287,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
-                          "the device failed; the state is partly overwritten; load the checkpoint "
-                          "again");
+            "the device failed; the state is partly overwritten; load the checkpoint again");
 }
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
@@ -36645,15 +36295,15 @@ static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *fil
     if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint");
     else if (strcmp(schema, "1") != 0)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
-                          "saved by another version of mixprec: the file has layout '%.20s', this "
-                          "version reads '1'",
-                          schema);
+            "saved by another version of mixprec: the file has layout '%.20s', this version reads "
+            "'1'",
+            schema);
 }
 
 /* Fails if an optimizer of the file has another kind than the program's optimizer of its number:
  * several kinds have the same states. Files of early versions do not name the kinds. */
-static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors *file,
-                                        const mixp_checkpoint *what) {
+static void mixpi_checkpoint_meet_kinds(
+    mixpi_report *r, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const char *there = mixp_safetensors_metadata(file, mixpi_kinds_key);
     char *here;
     size_t n;
@@ -36664,10 +36314,10 @@ static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors 
     for (n = 0; here[n] && here[n] == there[n]; n++) i += here[n] == ';';
     if (here[n] && there[n])
         mixpi_report_fail(r, MIXP_ERR_SHAPE,
-                          "optimizer %d has another kind: the file's optimizers are '%.60s', the "
-                          "program's '%.60s'; make the same kinds, or load only the weights with "
-                          "mixp_checkpoint_load_weights",
-                          i, there, here);
+            "optimizer %d has another kind: the file's optimizers are '%.60s', the program's "
+            "'%.60s'; make the same kinds, or load only the weights with "
+            "mixp_checkpoint_load_weights",
+            i, there, here);
     mixpi_st_free(what->ctx, here);
 }
 
@@ -36679,17 +36329,17 @@ static void mixpi_warn_of_cpu(mixp_context *ctx, const mixp_safetensors *file) {
     if (there && !ctx->low_copies.regions) ctx->low_copies.regions = 1;
     if (!there || bits == MIXPI_BITS_OTHER || strcmp(there, mixpi_bits_names[bits]) == 0) return;
     mixpi_warn(ctx,
-               "mixp_checkpoint_load: the file was saved with the instruction set '%.40s', and "
-               "this context has '%s': training goes on, but products of f16 and bf16 round "
-               "differently. For the same bits give the same set by mixp_cpu_with, or train with "
-               "portable_bits of mixp_context_desc from the start",
-               there, mixpi_bits_names[bits]);
+        "mixp_checkpoint_load: the file was saved with the instruction set '%.40s', and this "
+        "context has '%s': training goes on, but products of f16 and bf16 round differently. For "
+        "the same bits give the same set by mixp_cpu_with, or train with portable_bits of "
+        "mixp_context_desc from the start",
+        there, mixpi_bits_names[bits]);
 }
 
 /* Reads the header and compares it with the program's state. The data is read only if the header
  * fits, and changes the state only if all of it was read and is in range. */
-static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
-                                  const mixp_checkpoint *what) {
+static void mixpi_checkpoint_read(
+    mixpi_state *s, mixp_safetensors *file, mixpi_file *f, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_report *r = s->report;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
@@ -36765,8 +36415,8 @@ static int mixpi_is_floating(mixp_dtype dtype) {
 }
 
 /* Pairs a weight with the file's tensor of the same name. */
-static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
-                               int convert) {
+static void mixpi_weights_pair(
+    mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there, int convert) {
     mixp_dtype to = here->e.dtype, from = there->e.dtype;
     here->from = there;
     if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
@@ -36791,15 +36441,15 @@ static void mixpi_prefix_hint(mixpi_diff *d, const mixpi_state *s, const char *n
         int ends = length > n && n && strcmp(name + length - n, s->items[i].e.name) == 0;
         if (ends && name[length - n - 1] == '.')
             snprintf(d->hint, sizeof d->hint,
-                     "; names in the file begin with '%.*s': set .prefix of mixp_weights_desc to "
-                     "this text",
-                     (int)mixpi_min(32, (int64_t)(length - n)), name);
+                "; names in the file begin with '%.*s': set .prefix of mixp_weights_desc to this "
+                "text",
+                (int)mixpi_min(32, (int64_t)(length - n)), name);
     }
 }
 
 /* Pairs two lists that are sorted by name. Only the paired tensors of the file stay wanted. */
-static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
-                                const mixp_weights_desc *desc) {
+static void mixpi_weights_match(
+    const mixpi_state *s, mixp_safetensors *file, const mixp_weights_desc *desc) {
     int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
     mixpi_diff diff;
     size_t i = 0, k = 0;
@@ -36852,8 +36502,8 @@ static void *mixpi_weights_convert(mixpi_state *s) {
         if (item->from) item->e.data = item->from->e.data;
         if (!mixpi_is_converted(item)) continue;
         if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
-            mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
-                              item->e.name);
+            mixpi_report_fail(
+                s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted", item->e.name);
         item->e.data = at;
         at += (item->e.bytes + mask) & ~mask;
     }
@@ -36872,12 +36522,12 @@ static void mixpi_weights_apply(mixpi_state *s) {
         mixpi_note_load(item->weight, "mixp_checkpoint_load_weights");
     }
     if (r != MIXP_OK)
-        mixpi_report_fail(s->report, r,
-                          "the device failed; the weights are partly overwritten; load them again");
+        mixpi_report_fail(
+            s->report, r, "the device failed; the weights are partly overwritten; load them again");
 }
 
-static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,
-                               const mixp_weights_desc *desc) {
+static void mixpi_weights_tell(
+    const mixpi_state *s, const mixp_safetensors *file, const mixp_weights_desc *desc) {
     int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
     size_t i;
     for (i = 0; i < s->n_items; i++) {
@@ -36896,8 +36546,8 @@ static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *fil
 }
 
 /* Works as for a checkpoint: reads the header, then the data, and only then changes the weights. */
-static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
-                               const mixp_weights_desc *desc) {
+static void mixpi_weights_read(
+    mixpi_state *s, mixp_safetensors *file, mixpi_file *f, const mixp_weights_desc *desc) {
     mixpi_report *r = s->report;
     void *converted;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
@@ -36912,8 +36562,8 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
 }
 
 /* Lists the weights that desc selects. */
-static void mixpi_weights_choose(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
-                                 const mixp_weights_desc *desc) {
+static void mixpi_weights_choose(
+    mixpi_state *s, mixpi_report *r, mixp_context *ctx, const mixp_weights_desc *desc) {
     memset(s, 0, sizeof *s);
     mixpi_state_list(s, r, ctx, NULL, desc);
     if (!s->n_items && desc && desc->pattern)
@@ -36922,17 +36572,16 @@ static void mixpi_weights_choose(mixpi_state *s, mixpi_report *r, mixp_context *
 
 /* Are the arguments valid, and is the context ready? */
 static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx, const char *who) {
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
-    r = mixpi_check_names(ctx, who);
+    mixp_result r = mixpi_check_names(ctx, who);
     if (r != MIXP_OK || !ctx->device->wait) return r;
     return mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec));
 }
 
 MIXPI_SELDOM
-static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_context *ctx,
-                                                    const mixp_weights_desc *desc) {
+static mixp_result mixpi_do_checkpoint_load_weights(
+    const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";
     mixp_weights_desc strict;
     char error[480];
@@ -36958,14 +36607,14 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
-                                                     const mixp_weights_desc *desc) {
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(
+    const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before, mixpi_do_checkpoint_load_weights(path, ctx, desc));
 }
 
-static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_context *ctx,
-                                                    const mixp_weights_desc *desc) {
+static mixp_result mixpi_do_checkpoint_save_weights(
+    const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_save_weights";
     static const char *const metadata[1][2] = { { "format", "pt" } };
     char error[MIXP_MESSAGE_SIZE];
@@ -36992,8 +36641,8 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
-                                                        const mixp_weights_desc *desc) {
+MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(
+    const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before, mixpi_do_checkpoint_save_weights(path, ctx, desc));
 }
@@ -37359,8 +37008,7 @@ static int mixpi_class_carries(mixp_op_class cls) {
 
 /* The dtype in which a result is stored under a guard. plain: autocast's choice. */
 static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site *site,
-                                      mixp_op_class cls, int n, mixp_tensor *const *in,
-                                      mixp_dtype plain) {
+    mixp_op_class cls, int n, mixp_tensor *const *in, mixp_dtype plain) {
     if (!mixpi_is_low(plain)) return plain;
     if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
 
@@ -37411,10 +37059,9 @@ static mixp_tensor *mixpi_site_weight(mixp_tensor *t) {
 }
 
 static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
-    const mixp_tensor *weight;
     if (!t) return 1;
     t = mixpi_seen_as(t);
-    weight = mixpi_site_weight(t);
+    const mixp_tensor *weight = mixpi_site_weight(t);
     if (weight) return mixpi_mix(2, (uint64_t)weight->own.id);
     return t->own.watch.site ? mixpi_site_at(ctx, t->own.watch.site)->hash : 0;
 }
@@ -37442,8 +37089,8 @@ static void mixpi_visit_read(const mixp_context *ctx, mixpi_visit *v) {
     v->hash = mixpi_mix(v->hash, (uint64_t)w->input);
 }
 
-static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
-                                  mixp_tensor **in) {
+static mixpi_visit mixpi_visit_of(
+    const mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
     mixpi_visit v = { op, n_in, in, 0, 0, 0, 1, 0 };
     uint64_t weights;
     int i, length;
@@ -37515,11 +37162,10 @@ static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
 static int mixpi_visited_site(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
     int n;
     for (uint64_t sibling = 0;; sibling++) {
-        const mixpi_site *site;
         *hash = mixpi_mix(v->hash, sibling) | 1u;
         n = mixpi_site_find(w, *hash);
         if (!n) return 0;
-        site = mixpi_site_number(w, n);
+        const mixpi_site *site = mixpi_site_number(w, n);
         if (site->pass != w->pass) return n;
         if (site->tensors != v->tensors && !v->lasting) return n;
     }
@@ -37558,13 +37204,12 @@ static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int 
     const char *of = ctx->tape.tangent_of, *param = mixpi_visit_param(v);
     const int reader = *param ? 0 : v->reader;
     char stem[MIXPI_SITE_NAME];
-    const char *colon;
     mixpi_site_stem(ctx, v, reader ? reader : from, stem);
-    colon = *stem ? ": " : "";
+    const char *colon = *stem ? ": " : "";
     if (of) snprintf(text, MIXPI_SITE_NAME, "%.53s%stangent of %.20s", stem, colon, of);
     else if (reader)
         snprintf(text, MIXPI_SITE_NAME, "%.40s%scast of input %d of %.20s", stem, colon,
-                 ctx->watch->input, mixpi_site_at(ctx, reader)->op);
+            ctx->watch->input, mixpi_site_at(ctx, reader)->op);
     else snprintf(text, MIXPI_SITE_NAME, "%.64s%s%.20s", stem, colon, v->op->name);
 }
 
@@ -37574,9 +37219,8 @@ static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int n
     mixpi_site *site = mixpi_site_at(ctx, number);
     char name[MIXPI_SITE_NAME];
     int i, same = 0;
-    size_t n;
     mixpi_visit_name(ctx, v, site->from[0], name);
-    n = strlen(name);
+    size_t n = strlen(name);
     for (i = 1; i <= ctx->watch->n_sites; i++) {
         const char *other = mixpi_site_at(ctx, i)->name;
         same += strncmp(other, name, n) == 0 && (!other[n] || strncmp(other + n, " #", 2) == 0);
@@ -37612,12 +37256,11 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
 
 /* The site of a visit; a new site is entered in the table with its name and its pin. */
 static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
-    mixpi_site *site;
     uint64_t hash;
     int number = mixpi_visited_site(ctx->watch, v, &hash);
     if (!number) number = mixpi_site_new(ctx, hash);
     if (!number) return 0;
-    site = mixpi_site_at(ctx, number);
+    mixpi_site *site = mixpi_site_at(ctx, number);
     if (site->op) return number;
     site->op = v->op->name; /* first visit, or the first since a checkpoint was loaded */
     site->traits = mixpi_traits_of(v->op);
@@ -37630,15 +37273,12 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
 
 /* The site of an application, marked as visited in this pass; 0 without guard and observer. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
-    mixpi_visit v;
-    mixpi_site *site;
-    int number;
     if (!mixpi_guard_is_on(ctx) && !ctx->watch->observer.see) return 0;
-    v = mixpi_visit_of(ctx, op, n_in, in);
-    number = mixpi_site_of(ctx, &v);
+    mixpi_visit v = mixpi_visit_of(ctx, op, n_in, in);
+    int number = mixpi_site_of(ctx, &v);
     ctx->watch->reader = 0;
     if (!number) return 0;
-    site = mixpi_site_at(ctx, number);
+    mixpi_site *site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
     site->reader = v.reader;
@@ -37723,7 +37363,7 @@ enum {
 
 /* y = a op b, rows by cols. repeats: b is one row for all rows. */
 static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b, int64_t rows,
-                              int64_t cols, int repeats, float *y) {
+    int64_t cols, int repeats, float *y) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -37753,20 +37393,20 @@ static mixp_result mixpi_means(mixp_context *ctx, mixp_in x, int64_t n, int64_t 
 }
 
 /* to = the mean square of x[n]. work: as large as x, may be x. */
-static mixp_result mixpi_mean_square(mixp_context *ctx, mixp_in x, int64_t n, float *work,
-                                     float *to) {
-    mixp_result r = mixpi_pair(ctx, MIXP_BINARY_MUL, x, x, n, 1, 0, work);
-    return r == MIXP_OK ? mixpi_means(ctx, mixpi_in(work, MIXP_F32), n, 1, to) : r;
+static mixp_result mixpi_mean_square(
+    mixp_context *ctx, mixp_in x, int64_t n, float *work, float *to) {
+    MIXPI_TRY(mixpi_pair(ctx, MIXP_BINARY_MUL, x, x, n, 1, 0, work));
+    return mixpi_means(ctx, mixpi_in(work, MIXP_F32), n, 1, to);
 }
 
 /* to = the mean square of x[rows, cols] after subtracting the column means. work: as large as x,
  * may be x; means: cols elements. */
 static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, int64_t cols,
-                                   float *work, float *means, float *to) {
+    float *work, float *means, float *to) {
     const mixp_in mean = mixpi_in(means, MIXP_F32), rest = mixpi_in(work, MIXP_F32);
-    mixp_result r = mixpi_means(ctx, x, rows, cols, means);
-    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, x, mean, rows, cols, 1, work);
-    return r == MIXP_OK ? mixpi_mean_square(ctx, rest, rows * cols, work, to) : r;
+    MIXPI_TRY(mixpi_means(ctx, x, rows, cols, means));
+    MIXPI_TRY(mixpi_pair(ctx, MIXP_BINARY_SUB, x, mean, rows, cols, 1, work));
+    return mixpi_mean_square(ctx, rest, rows * cols, work, to);
 }
 
 /* A result in f32 and in low precision. */
@@ -37828,8 +37468,8 @@ static int64_t mixpi_inspect_cols(const mixp_tensor *t) {
 
 /* Measures what site `number` loses in low precision. full: f32; low: the low result, or an f32
  * result that is still to be rounded. */
-static mixp_result mixpi_inspect(mixp_context *ctx, int number, const mixp_tensor *full,
-                                 const mixp_tensor *low, int shifts) {
+static mixp_result mixpi_inspect(
+    mixp_context *ctx, int number, const mixp_tensor *full, const mixp_tensor *low, int shifts) {
     mixpi_inspection p;
     p.cols = mixpi_inspect_cols(full);
     p.rows = full->count / p.cols;
@@ -37853,9 +37493,9 @@ typedef enum mixpi_reweighed {
 /* A low copy of an f32 weight for this step; NULL: no memory. */
 static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
     mixp_tensor *copy = mixp_activation(t->ctx, low, t->rank, t->shape);
-    mixp_result r;
     if (!copy) return NULL;
-    r = mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count);
+    mixp_result r =
+        mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? copy : NULL;
 }
 
@@ -37897,8 +37537,7 @@ static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_rewe
 /* Computes the call with an f32 result, and compares. The result with f32 weights is the exact one,
  * and the other is what low precision makes of it. */
 static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
-                                     mixp_result (*run)(mixp_call *,
-                                                        mixp_result (*)(mixp_call *))) {
+    mixp_result (*run)(mixp_call *, mixp_result (*)(mixp_call *))) {
     mixp_call *c = &e->call;
     mixp_context *ctx = c->ctx;
     mixp_tensor *const out = c->out;
@@ -37917,8 +37556,7 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
 /* Measures what a call loses in low precision: in its result and in its weights. Computes the call
  * a second time where that is needed, then restores the call. */
 static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *given,
-                                       mixp_result (*run)(mixp_call *,
-                                                          mixp_result (*)(mixp_call *))) {
+    mixp_result (*run)(mixp_call *, mixp_result (*)(mixp_call *))) {
     mixp_call *c = &e->call;
     mixp_tensor *const out = c->out, *read[MIXPI_WEIGHED];
     unsigned char attrs[2048];
@@ -37999,8 +37637,8 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
 
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
  * values. t: the result, or the input of a cast that was left out. */
-static mixp_result mixpi_site_note_stored(mixp_context *ctx, int number, const mixp_tensor *t,
-                                          mixp_dtype low) {
+static mixp_result mixpi_site_note_stored(
+    mixp_context *ctx, int number, const mixp_tensor *t, mixp_dtype low) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     mixpi_watch *w = ctx->watch;
     site->stores = 1;
@@ -38065,7 +37703,6 @@ static mixp_result mixpi_look_scores(const mixpi_tape_entry *e) {
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
     mixp_tensor *out = e->call.out;
-    mixp_result r = MIXP_OK;
     const int through = mixpi_is_seen_through(e);
 
     /* The result carries its site. Behind an alias, a cast or a dropout it carries that of the
@@ -38081,15 +37718,14 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 
     /* Look at what was stored, what it was made from, and what f32 would have given. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
-    r = mixpi_site_note_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
-    if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out))
-        r = mixpi_is_cast(e->call.op) /* which still has its unrounded input */
-                ? mixpi_inspect(ctx, e->site, given[0], out, 0)
-                : mixpi_inspect_again(e, given, mixpi_run_inside);
-    if (r == MIXP_OK) r = mixpi_look_scores(e);
-    for (int i = 0; i < e->call.n_in && r == MIXP_OK; i++)
-        r = mixpi_look_data(ctx, e->site, given[i]);
-    return r;
+    MIXPI_TRY(mixpi_site_note_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32));
+    if (mixpi_inspects(ctx, e->site, out))
+        MIXPI_TRY(mixpi_is_cast(e->call.op) /* which still has its unrounded input */
+                      ? mixpi_inspect(ctx, e->site, given[0], out, 0)
+                      : mixpi_inspect_again(e, given, mixpi_run_inside));
+    MIXPI_TRY(mixpi_look_scores(e));
+    for (int i = 0; i < e->call.n_in; i++) MIXPI_TRY(mixpi_look_data(ctx, e->site, given[i]));
+    return MIXP_OK;
 }
 
 /* Before an operator is walked back: looks at the gradient of its result. */
@@ -38167,8 +37803,8 @@ static int mixpi_site_is_pinned(const mixp_call *c) {
  * row MIXPI_LOOK_LOSS. */
 static mixp_losses *mixpi_site_losses(const mixp_call *c) {
     const int number = mixpi_entry_of(c)->site;
-    MIXPI_STATIC_ASSERT(losses,
-                        sizeof(mixp_losses) == sizeof(mixp_look) - offsetof(mixp_look, count));
+    MIXPI_STATIC_ASSERT(
+        losses, sizeof(mixp_losses) == sizeof(mixp_look) - offsetof(mixp_look, count));
     if (mixpi_rows_reach(c->ctx, number) != MIXP_OK) return NULL;
     return (mixp_losses *)(void *)&mixpi_look_row(c->ctx->watch, number, MIXPI_LOOK_LOSS)->count;
 }
@@ -38340,8 +37976,8 @@ static mixpi_all_heads mixpi_heads_read(const double *table, int size) {
     return h;
 }
 
-static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
-                                     mixpi_all_heads *h) {
+static mixp_result mixpi_share_heads(
+    mixp_context *ctx, mixp_origin origin, int at, mixpi_all_heads *h) {
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
     mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
@@ -38373,12 +38009,11 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
     const mixpi_watch *w = ctx->watch;
     const int64_t all = (int64_t)mixpi_world(ctx) * most;
     double *table = mixpi_table_take(ctx, 2 * most), *own;
-    mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
     own = table + mixpi_place(ctx) * 2 * most;
     for (int64_t i = 0; i < w->n_sites; i++)
         mixpi_hash_to_words(mixpi_site_number(w, (int)i + 1)->hash, own + 2 * i);
-    r = mixpi_crew_share(ctx, table, 2 * most);
+    mixp_result r = mixpi_crew_share(ctx, table, 2 * most);
     for (int64_t i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
     mixpi_host_free(ctx, table);
     return r;
@@ -38394,23 +38029,21 @@ static mixp_result mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, in
         r = mixpi_rows_reach(ctx, number);
         if (r == MIXP_OK)
             memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
-                   MIXPI_LOOKS * sizeof *w->seen);
+                MIXPI_LOOKS * sizeof *w->seen);
     }
     return r;
 }
 
 /* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
-static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_all_heads *h, uint64_t **list,
-                                     int64_t *n) {
+static mixp_result mixpi_share_sites(
+    mixp_context *ctx, const mixpi_all_heads *h, uint64_t **list, int64_t *n) {
     const mixpi_watch *w = ctx->watch;
     const int64_t room = h->alike ? h->most : (int64_t)mixpi_world(ctx) * h->most;
     const size_t bytes = (size_t)(room + 1) * sizeof **list;
-    mixp_result r = MIXP_OK;
     *list = (uint64_t *)mixpi_host_take(ctx, bytes);
     if (!*list) return mixpi_out_of_memory(ctx, bytes);
     for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = mixpi_site_number(w, (int)*n + 1)->hash;
-    if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
-    if (r != MIXP_OK) return r;
+    if (!h->alike) MIXPI_TRY(mixpi_share_hashes(ctx, h->most, *list));
     *n = mixpi_hashes_sort(*list, room);
     return h->alike ? MIXP_OK : mixpi_sites_enter(ctx, *list, *n);
 }
@@ -38471,17 +38104,16 @@ static void mixpi_share_clear(mixpi_watch *w, const mixpi_share *s) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number)
             memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
-                   MIXPI_LOOKS * sizeof *w->seen);
+                MIXPI_LOOKS * sizeof *w->seen);
     }
 }
 
 /* Shares some sites by `table`, which has a row for each rank. */
 static mixp_result mixpi_share_some(mixp_context *ctx, const mixpi_share *s, double *table) {
     const int64_t words = mixpi_share_words(s), world = (int64_t)mixpi_world(ctx);
-    mixp_result result;
     memset(table, 0, (size_t)(world * words) * sizeof *table);
     mixpi_share_fill(ctx->watch, s, table + mixpi_place(ctx) * words);
-    result = mixpi_crew_share(ctx, table, words);
+    mixp_result result = mixpi_crew_share(ctx, table, words);
     if (result != MIXP_OK) return result;
     mixpi_share_clear(ctx->watch, s);
     for (int64_t r = 0; r < world; r++) mixpi_share_join(ctx->watch, s, table + r * words);
@@ -38493,9 +38125,8 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
     const int64_t most = mixpi_share_most(ctx);
     mixpi_share s = { list, 0, n < most ? n : most };
     double *table = mixpi_table_take(ctx, mixpi_share_words(&s));
-    mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
-    r = mixpi_share_some(ctx, &s, table);
+    mixp_result r = mixpi_share_some(ctx, &s, table);
     while (r == MIXP_OK && s.end < n) {
         s.first = s.end;
         s.end = n - s.first < most ? n : s.first + most;
@@ -38511,9 +38142,8 @@ static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int 
     uint64_t *list = NULL;
     mixpi_all_heads h;
     int64_t n = 0;
-    mixp_result r;
     if (mixpi_world(ctx) == 1) return MIXP_OK;
-    r = mixpi_share_heads(ctx, *origin, *at, &h);
+    mixp_result r = mixpi_share_heads(ctx, *origin, *at, &h);
     if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
     if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
     if (list) mixpi_host_free(ctx, list);
@@ -38543,10 +38173,9 @@ static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
 /* --- shares ------------------------------------------------------------------------------ */
 
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
-    double seen, lost;
     if (!look) return 0.0;
-    seen = (double)(look->count - look->zeros - look->nonfinite);
-    lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
+    double seen = (double)(look->count - look->zeros - look->nonfinite);
+    double lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
     if (stored_low) seen += lost; /* flushed values were counted as zeros */
     return seen > 0.0 ? lost / seen : 0.0;
 }
@@ -38575,9 +38204,8 @@ static int mixpi_is_small(const mixp_look *look, mixp_dtype low) {
 static void mixpi_events_grow(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     const size_t used = (size_t)w->events_room * sizeof *w->events;
-    mixpi_happening *events;
     if (w->n_events != w->events_room || w->events_room == MIXPI_MAX_EVENTS) return;
-    events = (mixpi_happening *)mixpi_owner_new(ctx, 2 * used);
+    mixpi_happening *events = (mixpi_happening *)mixpi_owner_new(ctx, 2 * used);
     if (!events) return;
     memcpy(events, w->events, used);
     mixpi_owned_free(ctx, w->events);
@@ -38586,7 +38214,7 @@ static void mixpi_events_grow(mixp_context *ctx) {
 }
 
 static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
-                                        const mixp_look *look, mixp_origin origin) {
+    const mixp_look *look, mixp_origin origin) {
     mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
     mixpi_happening *e;
@@ -38606,18 +38234,14 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
 }
 
 static const char *mixpi_event_what(const mixp_event *e) {
-    static const char *const texts[] = {
-        "overflowed: stores f32 now",
+    static const char *const texts[] = { "overflowed: stores f32 now",
         "approached the end of its range: stores f32 now",
-        "flushed too much to zero: stores f32 now",
-        "in range again: stores its low dtype",
-        "pinned by a pattern",
-        "caused a skipped step",
+        "flushed too much to zero: stores f32 now", "in range again: stores its low dtype",
+        "pinned by a pattern", "caused a skipped step",
         "max_sites is reached: new sites are not watched",
         "lost too much by rounding: stores f32 now",
         "lost too much when it was quantised: its products are bf16 now",
-        "in range again: is quantised"
-    };
+        "in range again: is quantised" };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
 
     /* Two of them can mean something else. */
@@ -38655,7 +38279,7 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
     if (e->kind == MIXP_EVENT_OPERAND)
         snprintf(text, space, " (mean relative error %.3g, %.3g%% clipped)", e->error,
-                 100.0 * e->clipped);
+            100.0 * e->clipped);
     if (e->kind == MIXP_EVENT_IMPRECISE)
         snprintf(text, space, " (%.3g%% of its variation over the batch)", 100.0 * e->imprecise);
     if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK ||
@@ -38673,21 +38297,21 @@ typedef struct mixpi_skip_words {
 static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
     static const mixpi_skip_words words[] = {
         { "a gradient or a buffer was not finite", NULL,
-          "The step was not sampled. The next step is sampled and names the first site" },
+            "The step was not sampled. The next step is sampled and names the first site" },
         { "the result of ", " overflowed",
-          "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },
+            "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },
         { "the gradient of ", " overflowed", "No action needed" },
         { "a gradient overflowed when it was unscaled", NULL,
-          "The loss scale is below 1. Look at the learning rate and the gradient norm" },
+            "The loss scale is below 1. Look at the learning rate and the gradient norm" },
         { "the loss of ", " is not finite, although all activations are finite",
-          "Look at logs and divisions in the loss" },
+            "Look at logs and divisions in the loss" },
         { "a weight or a buffer of ", " is not finite",
-          "Resume from a checkpoint with a smaller learning rate" },
+            "Resume from a checkpoint with a smaller learning rate" },
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
         { "the loss is not finite, or a buffer became so", NULL,
-          "Turn on a guard to find the first bad site" },
+            "Turn on a guard to find the first bad site" },
         { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
-          "Leave a score of each row unmasked, or mask with a finite number" }
+            "Leave a score of each row unmasked, or mask with a finite number" }
     };
     MIXPI_STATIC_ASSERT(skip_words, sizeof words / sizeof words[0] == MIXP_ORIGIN_COUNT);
     return &words[(unsigned)origin < MIXP_ORIGIN_COUNT ? origin : MIXP_ORIGIN_UNKNOWN];
@@ -38701,7 +38325,7 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
     char site[MIXPI_SITE_NAME + 2] = "";
     if (words->after) snprintf(site, sizeof site, *e->site ? "'%.95s'" : "a site%s", e->site);
     snprintf(text, space, "step %.0f: skipped because %s%s%s. %s.", (double)e->step, words->before,
-             site, words->after ? words->after : "", advice);
+        site, words->after ? words->after : "", advice);
 }
 
 MIXPI_SELDOM
@@ -38726,11 +38350,11 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     mixpi_event_number(event, number, sizeof number);
     if (event->also > 0)
         snprintf(others, sizeof others, ", and %d more sites with this operator and parameter",
-                 event->also);
+            event->also);
 
     snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
-             event->site, *event->site ? " " : "", mixpi_event_what(event), number, others,
-             mixpi_event_advice(event));
+        event->site, *event->site ? " " : "", mixpi_event_what(event), number, others,
+        mixpi_event_advice(event));
     mixpi_readable(text);
     return text;
 }
@@ -38852,20 +38476,18 @@ static int mixpi_site_is(const mixpi_site *site, int traits) {
 }
 
 /* Looks at t at once, through a row of device memory. Waits for the device. */
-static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
-                                  mixp_look *found) {
+static mixp_result mixpi_look_now(
+    const mixp_tensor *t, mixp_dtype low, mixp_look *row, mixp_look *found) {
     mixp_context *ctx = t->ctx;
     mixp_look_args k;
-    mixp_result r;
     memset(&k, 0, sizeof k);
     k.n = t->count;
     k.x = mixpi_tensor_in(t);
     k.low = low;
     k.row = row;
-    r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK)
-        r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
-    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
+    MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
+    MIXPI_TRY(mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k)));
+    return mixpi_download(ctx, found, row, sizeof *found);
 }
 
 /* t with the bytes that the step read: it may have written a buffer since, and the backup has the
@@ -38895,11 +38517,10 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
         mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        const int value =
-            mixpi_has_vanished(mixpi_look_of(w, number, MIXPI_LOOK_VALUE),
-                               mixpi_look_of(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
+        const int value = mixpi_has_vanished(mixpi_look_of(w, number, MIXPI_LOOK_VALUE),
+            mixpi_look_of(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
         const int grad = mixpi_has_vanished(mixpi_look_of(w, site->from[i], MIXPI_LOOK_GRAD),
-                                            mixpi_look_of(w, number, MIXPI_LOOK_GRAD), from->low);
+            mixpi_look_of(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
         if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_has_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
@@ -39019,10 +38640,9 @@ static int mixpi_inf_was_written(const mixp_context *ctx, int number) {
 static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
     int left = ctx->watch->n_sites, at = loss, before = loss;
     while (before && left--) {
-        const mixpi_site *site;
         int i;
         at = before;
-        site = mixpi_site_at(ctx, at);
+        const mixpi_site *site = mixpi_site_at(ctx, at);
         before = 0;
         for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
             if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
@@ -39107,11 +38727,10 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     const double size = 1e-6 * (double)mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->largest;
     const double lost = (double)row->largest;
     float varied;
-    double all;
     site->lost = 0.0;
     if (mixpi_site_is(site, MIXPI_SCORES)) return; /* its row holds a look */
     memcpy(&varied, &row->nan, sizeof varied);     /* this row holds two floats */
-    all = (double)varied;
+    double all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
     site->lost = sqrt(lost / all);
     site->verdict |= MIXPI_SAW_INSPECTED;
@@ -39194,8 +38813,8 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
     return fell;
 }
 
-static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
-                                        const mixp_look *look, int of_grad) {
+static mixpi_happening *mixpi_site_fall(
+    mixp_context *ctx, int number, mixp_event_kind kind, const mixp_look *look, int of_grad) {
     mixpi_watch *w = ctx->watch;
     mixpi_happening *e;
     mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
@@ -39215,8 +38834,7 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
     if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
     if (!mixpi_site_is_low(site, sample)) return;
     mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
-                    mixpi_look_of(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
-                    !value)
+        mixpi_look_of(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD), !value)
         ->flushed = 1.0; /* all values were flushed: no count has them, for they are zeros now */
 }
 
@@ -39252,8 +38870,8 @@ static void mixpi_settle_probed(mixp_context *ctx, int number) {
     if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
     if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
     if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
-    mixpi_site_fall(ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH,
-                    &site->value, 0);
+    mixpi_site_fall(
+        ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH, &site->value, 0);
 }
 
 /* Did the site fall back because of its gradient, although this sample (an evaluation, say) saw
@@ -39335,7 +38953,7 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
     /* The event says how bad it was. */
     mixpi_happening *e =
         mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
-                        &site->value, MIXP_ORIGIN_UNKNOWN);
+            &site->value, MIXP_ORIGIN_UNKNOWN);
     e->operand = 1 + role;
     e->error = o->error;
     e->clipped = o->clipped;
@@ -39426,10 +39044,9 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
         if (w->pins[i].fits) continue;
         w->pins[i].fits = 1;
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_guard_pin '%.80s': no site has this name after a complete "
-                                 "step; mixp_site lists the names; the first is '%.90s'",
-                                 w->pins[i].pattern,
-                                 w->n_sites ? mixpi_site_number(w, 1)->name : "");
+            "mixp_guard_pin '%.80s': no site has this name after a complete step; mixp_site lists "
+            "the names; the first is '%.90s'",
+            w->pins[i].pattern, w->n_sites ? mixpi_site_number(w, 1)->name : "");
     }
     return MIXP_OK;
 }
@@ -39437,11 +39054,9 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
 static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step, int probe) {
     mixp_origin origin;
     int at;
-    mixp_result r;
     ctx->watch->settling_probe = probe;
     mixpi_judge(ctx, &origin, &at);
-    r = mixpi_seen_share(ctx, &origin, &at);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_seen_share(ctx, &origin, &at));
 
     ctx->watch->event_step = step;
     mixpi_settle_rows(ctx, sample, origin, at);
@@ -39484,18 +39099,17 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
         w->posted = r == MIXP_OK ? fresh : 0;
         return r;
     }
-    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
-    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step, probe) : r;
+    MIXPI_TRY(mixpi_download(ctx, w->seen, w->rows, w->posted_bytes));
+    return mixpi_settle_now(ctx, fresh, w->rows_step, probe);
 }
 
 /* Reports a divergence: step after step is skipped, and no fallback can help. */
 static mixp_result mixpi_guard_report_divergence(mixp_context *ctx, int32_t skips) {
     const mixpi_watch *w = ctx->watch;
     const mixp_origin origin = (mixp_origin)w->origin;
-    return mixp_context_fail(
-        ctx, MIXP_ERR_DIVERGED,
-        "%d steps in a row were skipped because of their forward pass, and no site is left to "
-        "fall back. No loss scale prevents this. The first site was '%.90s': %s",
+    return mixp_context_fail(ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped because of their forward pass, and no site is left to fall "
+        "back. No loss scale prevents this. The first site was '%.90s': %s",
         (int)skips, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
         mixp_origin_text(origin));
 }
@@ -39533,8 +39147,8 @@ static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int 
 }
 
 /* After a scaler's update: records where a skip began, and whether a site fell back for that. */
-static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scaler_state *state,
-                                             int32_t bits) {
+static mixp_result mixpi_guard_settle_update(
+    mixp_context *ctx, const mixp_scaler_state *state, int32_t bits) {
     mixpi_watch *w = ctx->watch;
     const int acted = w->acted, probed = w->probed;
 
@@ -39575,8 +39189,8 @@ static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scale
     /* A skip is an event, and the end if nothing can fall back. */
     w->event_step = w->updated_step;
     mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
-                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value : &mixpi_no_look,
-                    (mixp_origin)w->origin)
+        w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value : &mixpi_no_look,
+        (mixp_origin)w->origin)
         ->also = acted;
     mixpi_guard_at_floor(ctx, state->scale);
     if (w->patience < 0 || !forward) return MIXP_OK;
@@ -39649,28 +39263,26 @@ static mixp_result mixpi_guard_take_state(mixp_context *ctx, const mixp_scaler *
 /* Hook after an update. scaler NULL: a step without a scaler. */
 static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
     const mixp_scaler *s = (const mixp_scaler *)scaler;
-    mixp_result r = MIXP_OK;
     ctx->watch->met |= s ? mixpi_update_bits(s) : INT32_MAX;
     if (s) return mixpi_guard_take_state(ctx, s);
-    r = mixpi_guard_updating(ctx);
-    return r == MIXP_OK ? mixpi_settle_pins(ctx) : r;
+    MIXPI_TRY(mixpi_guard_updating(ctx));
+    return mixpi_settle_pins(ctx);
 }
 
 /* Settles everything at once, without the usual delay. Waits for the device. */
 static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_scaler_state state;
-    mixp_result r;
     if (!mixpi_guard_is_on(ctx)) return MIXP_OK;
     /* One rank may save on its own, so it must not ask the others. */
     if (mixpi_world(ctx) > 1) return MIXP_OK;
-    r = mixpi_guard_settle(ctx);
+    mixp_result r = mixpi_guard_settle(ctx);
     if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
     const mixp_scaler *s = (const mixp_scaler *)w->posted_scaler;
     w->posted_scaler = NULL;
     if (r != MIXP_OK || !s) return r;
-    r = mixpi_scaler_get(s, &state);
-    return r == MIXP_OK ? mixpi_guard_settle_update(ctx, &state, w->posted_bits) : r;
+    MIXPI_TRY(mixpi_scaler_get(s, &state));
+    return mixpi_guard_settle_update(ctx, &state, w->posted_bits);
 }
 /* --- on and off ---------------------------------------------------------------------------- */
 
@@ -39697,13 +39309,10 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
-    const char *wrong;
-    mixpi_watch *w;
-    mixp_result r = mixpi_check_whole(t, "mixp_look_at");
-    if (r != MIXP_OK) return r;
-    wrong = mixpi_look_wrong(t, low, out);
+    MIXPI_TRY(mixpi_check_whole(t, "mixp_look_at"));
+    const char *wrong = mixpi_look_wrong(t, low, out);
     if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
-    w = mixpi_watch_of(t->ctx);
+    mixpi_watch *w = mixpi_watch_of(t->ctx);
     if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
     if (!w || !w->row) return MIXP_ERR_MEMORY;
     return mixpi_look_now(t, low, w->row, out);
@@ -39727,17 +39336,15 @@ static mixp_result mixpi_chunks_reach(mixp_context *ctx, int n) {
 static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
     const int before = w->capacity;
-    mixp_result r;
     if (!w->events)
         w->events = (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
     if (!w->events) return MIXP_ERR_MEMORY;
     if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
 
     if (n < w->n_sites) n = w->n_sites;
-    r = mixpi_chunks_reach(ctx, n);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_chunks_reach(ctx, n));
     w->capacity = n;
-    r = mixpi_rows_reach(ctx, 1);
+    mixp_result r = mixpi_rows_reach(ctx, 1);
 
     /* Sends any memory of a scaler's size: the host's copy then has its memory before an update. */
     if (r == MIXP_OK && ctx->device->post && !w->posted_scaler)
@@ -39788,32 +39395,29 @@ static mixp_result mixpi_check_between_steps(mixp_context *ctx, const char *who)
     if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_regions_count(ctx)) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: a region or a scope is open; change the guard between steps, "
-                             "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
-                             who);
+        "%s: a region or a scope is open; change the guard between steps, outside of "
+        "MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
+        who);
 }
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
     mixp_guard_desc d = mixpi_guard_resolved(desc);
-    const char *wrong;
-    mixpi_watch *w;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_between_steps(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
-    wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
+    const char *wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
 
     if (!ctx->device->kernels->look)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
-                                 "mixp_guard_start: the device '%s' has no kernel `look`",
-                                 ctx->device->name);
+            "mixp_guard_start: the device '%s' has no kernel `look`", ctx->device->name);
 
     /* All memory comes before the first change. */
     if (!mixpi_watch_of(ctx) ||
         (!ctx->watch->most_sites && mixpi_watch_room(ctx, d.max_sites) != MIXP_OK))
         return MIXP_ERR_MEMORY;
 
-    w = ctx->watch;
+    mixpi_watch *w = ctx->watch;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;
@@ -39912,26 +39516,23 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, mixp_dtype dtype) {
-    const char *wrong;
-    mixpi_watch *w;
-    mixpi_pin *pin;
     int n;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_between_steps(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
-    wrong = mixpi_pin_wrong(ctx, pattern, dtype);
+    const char *wrong = mixpi_pin_wrong(ctx, pattern, dtype);
     if (wrong)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
-                                 pattern ? pattern : "NULL", wrong);
+            pattern ? pattern : "NULL", wrong);
 
     /* All memory comes before the first change. */
-    w = mixpi_watch_of(ctx);
+    mixpi_watch *w = mixpi_watch_of(ctx);
     if (w && !w->pins)
         w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
     if (!w || !w->pins) return MIXP_ERR_MEMORY;
 
     /* The newest pattern replaces what it covers. */
     mixpi_pins_beside(w, pattern, 1);
-    pin = &w->pins[w->n_pins++];
+    mixpi_pin *pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
     pin->fits = 0;
@@ -39960,8 +39561,8 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     if (!scaler) return 0;
     if (times < 1) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_retry: times is %d; pass at least 1",
-                          times);
+        mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_retry: times is %d; pass at least 1", times);
         return 0;
     }
 
@@ -40029,8 +39630,8 @@ static mixp_result mixpi_observe_ready(mixp_context *ctx, const mixp_observer *o
 }
 
 MIXPI_SELDOM
-static mixp_result mixpi_do_observe(mixp_context *ctx, const mixp_observer *observer,
-                                    mixp_observer *before) {
+static mixp_result mixpi_do_observe(
+    mixp_context *ctx, const mixp_observer *observer, mixp_observer *before) {
     static const mixp_observer none = { NULL, NULL, 0 };
     mixpi_watch *w;
     mixp_result r;
@@ -40045,8 +39646,8 @@ static mixp_result mixpi_do_observe(mixp_context *ctx, const mixp_observer *obse
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
-                                     mixp_observer *before) {
+MIXPREC_API mixp_result mixp_observe(
+    mixp_context *ctx, const mixp_observer *observer, mixp_observer *before) {
     const int entered = mixpi_enter(ctx);
     return mixpi_leave(ctx, entered, mixpi_do_observe(ctx, observer, before));
 }
@@ -40201,12 +39802,12 @@ static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
     if (!mixpi_guard_was_on(w)) return;
     if (rows > w->capacity)
         mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
-                          "the file has %.0f sites of a guard, and this guard's max_sites is %d: "
-                          "start the guard of a new context with more max_sites",
-                          (double)rows, w->capacity);
+            "the file has %.0f sites of a guard, and this guard's max_sites is %d: start the guard "
+            "of a new context with more max_sites",
+            (double)rows, w->capacity);
     else if (mixpi_packed_reach(s->ctx, (int)rows) != MIXP_OK)
-        mixpi_report_fail(s->report, MIXP_ERR_MEMORY, "no memory for %.0f sites of a guard",
-                          (double)rows);
+        mixpi_report_fail(
+            s->report, MIXP_ERR_MEMORY, "no memory for %.0f sites of a guard", (double)rows);
 }
 
 /* Makes room for the sites that the file's data has, before anything changes. */
@@ -40251,10 +39852,10 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch_forget(w);
     for (int n = 0; n < w->packed && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
-        mixpi_site *site;
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
-        site = mixpi_site_number(w, mixpi_site_new(ctx, hash)); /* there is room for it */
+        mixpi_site *site =
+            mixpi_site_number(w, mixpi_site_new(ctx, hash)); /* there is room for it */
 
         site->fallen = state[0];
         site->falls = state[1];
@@ -40311,15 +39912,13 @@ static mixp_result mixpi_watch_replayed(mixp_context *ctx) {
 MIXPI_SELDOM
 static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    mixp_result r = MIXP_OK;
     w->sampled = w->probing = w->reader = 0;
     w->pass++;
     if (w->observer.trial) mixpi_trial_forget(ctx);
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
 
     /* Decide first on what earlier samples show. */
-    if (mixpi_world(ctx) == 1 && !mixpi_window_is_open(w)) r = mixpi_guard_settle(ctx);
-    if (r != MIXP_OK) return r;
+    if (mixpi_world(ctx) == 1 && !mixpi_window_is_open(w)) MIXPI_TRY(mixpi_guard_settle(ctx));
 
     /* Is the new step sampled, and are its sites asked for more? */
     w->sampled = mixpi_watch_samples(ctx);
@@ -40335,8 +39934,8 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_to_clear(w);
-    r = mixpi_rows_reach(ctx, w->filled);
-    return r == MIXP_OK ? mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled)) : r;
+    MIXPI_TRY(mixpi_rows_reach(ctx, w->filled));
+    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
 }
 
 /* Tells the guard of a walk. The walk of a trial or of a capture belongs to no update. */
@@ -40456,22 +40055,22 @@ static void mixpi_ranks_end(mixp_context *ctx, const char *why) {
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                             "%s: the gradient of '%s' is scattered over the ranks, and this rank "
-                             "lacks a part: to read it, set `scatter` of mixp_ranks_desc to 0",
-                             who, t->name);
+        "%s: the gradient of '%s' is scattered over the ranks, and this rank lacks a part: to read "
+        "it, set `scatter` of mixp_ranks_desc to 0",
+        who, t->name);
 }
 
 /* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
 static mixp_result mixpi_ranks_report(mixp_context *ctx, const char *what, const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
-                      ctx->ranks.size, what, why);
+    mixp_context_fail(
+        ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank, ctx->ranks.size, what, why);
     return mixpi_crew_stop(ctx, MIXP_ERR_RANKS);
 }
 
 /* Runs a hook. Does nothing with a single rank. */
-static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
-                                               mixp_ranks_hook hook, mixp_out data, int64_t count) {
+static MIXPI_APART mixp_result mixpi_ranks_run(
+    mixp_context *ctx, const char *what, mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = &ctx->ranks;
     volatile char here = 0;
     const char *why;
@@ -40493,19 +40092,17 @@ static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    mixp_result r = mixpi_check_whole(t, "mixp_ranks_sum");
-    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_sum"));
-    if (r != MIXP_OK) return r;
-    return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
-                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+    MIXPI_TRY(mixpi_check_whole(t, "mixp_ranks_sum"));
+    MIXPI_TRY(mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_sum")));
+    return mixpi_ranks_run(
+        t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    mixp_result r = mixpi_check_whole(t, "mixp_ranks_max");
-    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_max"));
-    if (r != MIXP_OK) return r;
-    return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
-                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+    MIXPI_TRY(mixpi_check_whole(t, "mixp_ranks_max"));
+    MIXPI_TRY(mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_max")));
+    return mixpi_ranks_run(
+        t->ctx, "mixp_ranks_max", t->ctx->ranks.max, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 /* Returns what the other ranks knew before. */
@@ -40535,8 +40132,8 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
     if (!shared) return MIXP_ERR_MEMORY;
     if (apart) r = mixpi_upload(ctx, shared, table, bytes);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, "the sum of a table", ctx->ranks.sum,
-                            mixpi_out_to(shared, MIXP_F64, 0), n);
+        r = mixpi_ranks_run(
+            ctx, "the sum of a table", ctx->ranks.sum, mixpi_out_to(shared, MIXP_F64, 0), n);
     if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
     return r;
 }
@@ -40700,8 +40297,8 @@ static int64_t mixpi_absent_count(const mixp_context *ctx) {
 
 /* Allocates an array of n elements that starts with the old content. Returns NULL if out of memory.
  * The context keeps the old memory. */
-static void *mixpi_longer(mixp_context *ctx, const void *old, int64_t used, int64_t n,
-                          size_t size) {
+static void *mixpi_longer(
+    mixp_context *ctx, const void *old, int64_t used, int64_t n, size_t size) {
     void *p = mixpi_host_alloc(ctx, (size_t)n * size);
     if (p && used) memcpy(p, old, (size_t)used * size);
     return p;
@@ -40838,9 +40435,8 @@ static size_t mixpi_stage_bytes(const mixp_context *ctx, const mixpi_bucket *b) 
  * gradient's buffer. */
 static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
     const size_t bytes = b->each ? 0 : mixpi_stage_bytes(ctx, b);
-    void *stage;
     if (!bytes) return MIXP_OK;
-    stage = mixpi_device_alloc(ctx, bytes);
+    void *stage = mixpi_device_alloc(ctx, bytes);
     b->wire = mixpi_out_to(stage, ctx->ranks.wire, 0);
     return stage ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -40862,7 +40458,6 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size),
                    *new_rows;
     int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL), *new_first;
-    mixp_step_state *looks;
     mixp_result r = MIXP_ERR_MEMORY;
     if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
 
@@ -40871,7 +40466,8 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
     new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
     new_first = (int64_t *)mixpi_device_alloc(ctx, first_size);
-    looks = (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
+    mixp_step_state *looks =
+        (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
     if (new_rows && new_first && looks) r = mixpi_upload(ctx, new_rows, rows, rows_size);
     if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
     mixpi_host_free(ctx, rows);
@@ -40887,15 +40483,13 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
 static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
     int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
     mixp_result r = MIXP_OK;
-    mixpi_bucket *buckets;
     size_t bytes = 0;
-    char *arena;
     for (i = from; i < d->n_leaves; i++)
         d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
 
     /* The order of the arena. */
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves,
-          d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
+        d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.ranks.leaf = i + 1;
@@ -40904,9 +40498,9 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
     }
 
     /* All memory comes before the first change. */
-    arena = (char *)mixpi_device_alloc(ctx, bytes);
-    buckets = (mixpi_bucket *)mixpi_longer(ctx, d->buckets, old_buckets, old_buckets + new_leaves,
-                                           sizeof *buckets);
+    char *arena = (char *)mixpi_device_alloc(ctx, bytes);
+    mixpi_bucket *buckets = (mixpi_bucket *)mixpi_longer(
+        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
     if (!arena || !buckets) return MIXP_ERR_MEMORY;
 
     d->buckets = buckets;
@@ -40932,8 +40526,8 @@ static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
 }
 
 /* Hashes the bytes [from, bytes) of a tensor in device memory, one piece at a time. */
-static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size_t from,
-                                   size_t bytes, uint64_t *h) {
+static mixp_result mixpi_hash_data(
+    mixp_context *ctx, const mixp_tensor *t, size_t from, size_t bytes, uint64_t *h) {
     const size_t piece = (size_t)1 << 20;
     size_t at, n = bytes < piece ? bytes : piece;
     void *host = mixpi_host_take(ctx, n);
@@ -40951,15 +40545,15 @@ static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size
 /* "'h.3.w' f16 [4, 4], values 1a2b3c" */
 enum { MIXPI_LEAF_TEXT = 128 };
 
-static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t, char *text,
-                                       uint64_t *hash) {
+static mixp_result mixpi_leaf_describe(
+    mixp_context *ctx, const mixp_tensor *t, char *text, uint64_t *hash) {
     char shape[48];
     uint64_t h = 1469598103934665603u;
     mixp_result r = mixpi_hash_data(ctx, t, 0, mixpi_bytes(t), &h);
     memset(text, 0, MIXPI_LEAF_TEXT);
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
-             mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
+        mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
     *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16; /* exact as a double */
     return r;
 }
@@ -41016,41 +40610,19 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, d
 }
 
 static const char *mixpi_start_name(int64_t word) {
-    static const char *const names[MIXPI_START_ALIKE] = {
-        "the version of mixprec",
-        "size",
-        "seed",
-        "seed",
-        "the number of steps",
-        "mean",
-        "parts",
-        "low_sums",
-        "apart",
-        "bucket_bytes",
-        "shard",
-        "scatter",
-        "wire",
-        "check_every",
-        "the number of gradients",
-        "unused",
-        "the guard",
-        "the guard's every",
-        "the guard's clean",
-        "the guard's patience",
-        "the guard's max_sites",
-        "the guard's high",
-        "the guard's low_again",
-        "the guard's flushed",
-        "the guard's imprecise",
-        "the guard's delay in updates (CPU 0, GPU 1)"
-    };
+    static const char *const names[MIXPI_START_ALIKE] = { "the version of mixprec", "size", "seed",
+        "seed", "the number of steps", "mean", "parts", "low_sums", "apart", "bucket_bytes",
+        "shard", "scatter", "wire", "check_every", "the number of gradients", "unused", "the guard",
+        "the guard's every", "the guard's clean", "the guard's patience", "the guard's max_sites",
+        "the guard's high", "the guard's low_again", "the guard's flushed", "the guard's imprecise",
+        "the guard's delay in updates (CPU 0, GPU 1)" };
     return names[word];
 }
 
 /* Returns the lowest rank whose row differs from rank 0's row in the words [from, to), or 0. *word:
  * the first different word. */
-static int mixpi_words_differ(const double *table, int size, int64_t words, int64_t from,
-                              int64_t to, int64_t *word) {
+static int mixpi_words_differ(
+    const double *table, int size, int64_t words, int64_t from, int64_t to, int64_t *word) {
     int r;
     for (r = 1; r < size; r++)
         for (*word = from; *word < to; ++*word) {
@@ -41076,11 +40648,10 @@ static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
         if (!there || there == here || there >= MIXPI_BITS_COUNT || here >= MIXPI_BITS_COUNT)
             continue;
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the instruction set of rank %d is '%s', that of "
-                                 "rank %d '%s', and their products of f16 and bf16 have other "
-                                 "bits: set portable_bits of mixp_context_desc on all ranks, or "
-                                 "give all of them one set by mixp_cpu_with",
-                                 first, mixpi_bits_names[here], other, mixpi_bits_names[there]);
+            "ranks differ: the instruction set of rank %d is '%s', that of rank %d '%s', and their "
+            "products of f16 and bf16 have other bits: set portable_bits of mixp_context_desc on "
+            "all ranks, or give all of them one set by mixp_cpu_with",
+            first, mixpi_bits_names[here], other, mixpi_bits_names[there]);
     }
     return MIXP_OK;
 }
@@ -41088,24 +40659,22 @@ static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
 static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
     const mixp_ranks_desc *k = &ctx->ranks;
     int64_t word;
-    mixp_result r;
     int other;
     mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
-    r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_ranks_share(ctx, table, MIXPI_START_WORDS));
 
     /* Compare what may differ. It decides how the gradients are laid out. */
-    d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
-                                   MIXPI_START_LEAVES + 1, &word);
+    d->unlike = mixpi_words_differ(
+        table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES, MIXPI_START_LEAVES + 1, &word);
     for (d->far = other = 0; other < k->size; other++)
         d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
 
     /* Compare what must not differ. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
     if (!other) return mixpi_start_bits(ctx, table);
-    return mixp_context_fail(
-        ctx, MIXP_ERR_RANKS, "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
-        mixpi_start_name(word), table[word], table[other * MIXPI_START_WORDS + word], other);
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+        "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d", mixpi_start_name(word),
+        table[word], table[other * MIXPI_START_WORDS + word], other);
 }
 
 /* Advice for a frozen parameter of which only the values differ; "" for other tensors. here,
@@ -41119,7 +40688,7 @@ static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, con
 
 /* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
 static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
-                                    double *table, int64_t at, int other) {
+    double *table, int64_t at, int other) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
@@ -41137,14 +40706,14 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
     here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
-    return mixp_context_fail(
-        ctx, MIXP_ERR_RANKS, "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
-        what, (double)at, here, there, other, mixpi_frozen_hint(t, here, there));
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+        "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s", what, (double)at, here,
+        there, other, mixpi_frozen_hint(t, here, there));
 }
 
 /* Compares shapes, dtypes, names and values of n tensors. */
-static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
-                                        const char *what, double *table) {
+static mixp_result mixpi_tables_compare(
+    mixp_context *ctx, const mixp_tensor **all, int64_t n, const char *what, double *table) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *row = table + (int64_t)k->rank * n;
     char text[MIXPI_LEAF_TEXT];
@@ -41169,8 +40738,8 @@ static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **a
 }
 
 /* Are n tensors the same on all ranks? All pass the same n. Names the first tensor that differs. */
-static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
-                                         const char *what) {
+static mixp_result mixpi_tensors_compare(
+    mixp_context *ctx, const mixp_tensor **all, int64_t n, const char *what) {
     const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
     const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
@@ -41185,11 +40754,10 @@ static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **
 /* Compares all leaves. */
 static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d) {
     const mixp_tensor **all;
-    mixp_result r;
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)d->n_leaves * sizeof *all);
     if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
     for (int64_t i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
-    r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
+    mixp_result r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
     mixpi_host_free(ctx, (void *)(uintptr_t)all);
     return r;
 }
@@ -41198,10 +40766,9 @@ static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d
 static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
     const size_t bytes = (size_t)ctx->ranks.size * MIXPI_START_WORDS * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
-    r = mixpi_start_settings(ctx, d, table);
+    mixp_result r = mixpi_start_settings(ctx, d, table);
     mixpi_host_free(ctx, table);
     return r;
 }
@@ -41214,12 +40781,11 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
     const int64_t words = mixpi_ceil_div(n, 48);
     const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
     for (int64_t i = 0; i < n; i++)
         if (bits[i]) table[k->rank * words + i / 48] += (double)((uint64_t)1 << (i % 48));
-    r = mixpi_ranks_share(ctx, table, words);
+    mixp_result r = mixpi_ranks_share(ctx, table, words);
     for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
         for (int64_t i = 0; i < n; i++)
             if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
@@ -41238,12 +40804,11 @@ static int mixpi_walks_agree(const mixp_context *ctx) {
 static mixp_result mixpi_number_share(mixp_context *ctx, double x, int *alike, int *any) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *table = ctx->exchange->numbers;
-    mixp_result r;
     int64_t word;
     int rank;
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = x;
-    r = mixpi_ranks_share(ctx, table, 1);
+    mixp_result r = mixpi_ranks_share(ctx, table, 1);
     *alike = r == MIXP_OK && !mixpi_rows_differ(table, k->size, 1, &word);
     for (*any = 0, rank = 0; rank < k->size; rank++) *any |= table[rank] > 0.0;
     return r;
@@ -41273,13 +40838,13 @@ static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, i
     for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
     qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves, mixpi_leaf_order);
-    mixp_result r = mixpi_exchange_start(ctx, d);
+    MIXPI_TRY(mixpi_exchange_start(ctx, d));
 
-    if (r == MIXP_OK && d->unlike)
+    if (d->unlike)
         qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves,
-              mixpi_leaf_order_made);
-    if (r == MIXP_OK && d->n_leaves > from) r = mixpi_absent_drop(ctx, d, from);
-    return r;
+            mixpi_leaf_order_made);
+    if (d->n_leaves > from) MIXPI_TRY(mixpi_absent_drop(ctx, d, from));
+    return MIXP_OK;
 }
 
 /* Every bucket that any rank's walk has met is due on all ranks. The ranks exchange their lists
@@ -41287,12 +40852,11 @@ static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, i
 static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
     unsigned char *due;
-    mixp_result r;
     int alike, any;
     if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
     for (int64_t i = 0; i < d->n_buckets; i++)
         h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
-    r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
+    mixp_result r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
     if (r != MIXP_OK || alike) return r;
     due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
     if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);
@@ -41334,8 +40898,8 @@ static int mixpi_buffer_is_free(const mixpi_exchange *d, const mixpi_buffer *w) 
 
 /* The buffer for b: the buffer that b had before, otherwise the smallest free buffer of at least
  * `bytes`. NULL if no buffer is free. */
-static mixpi_buffer *mixpi_buffer_find(const mixpi_exchange *d, const mixpi_bucket *b,
-                                       size_t bytes) {
+static mixpi_buffer *mixpi_buffer_find(
+    const mixpi_exchange *d, const mixpi_bucket *b, size_t bytes) {
     mixpi_buffer *w, *best = NULL;
     if (b->buffer && mixpi_buffer_is_free(d, b->buffer)) return b->buffer;
     for (w = d->buffers; w; w = w->next) {
@@ -41373,8 +40937,8 @@ static mixp_result mixpi_buffers_land(mixp_context *ctx, mixpi_exchange *d) {
 }
 
 /* Puts the gradient of b into w. After the first steps no address changes any more. */
-static mixp_result mixpi_buffer_enter(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b,
-                                      mixpi_buffer *w) {
+static mixp_result mixpi_buffer_enter(
+    mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b, mixpi_buffer *w) {
     const mixpi_leaf *l = &d->leaves[b->first];
     const int staged = mixpi_stage_bytes(ctx, b) > 0;
     char *stage = w->data + mixpi_round_up(mixpi_leaf_bytes(ctx, l));
@@ -41398,8 +40962,7 @@ static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi
                          mixpi_round_up(mixpi_stage_bytes(ctx, b));
     mixpi_buffer *w = mixpi_buffer_find(d, b, bytes);
     if (!w && mixpi_buffers_flying(d) + bytes > most) {
-        const mixp_result r = mixpi_buffers_land(ctx, d);
-        if (r != MIXP_OK) return r;
+        MIXPI_TRY(mixpi_buffers_land(ctx, d));
         w = mixpi_buffer_find(d, b, bytes);
     }
     if (!w) w = mixpi_buffer_new(ctx, d, bytes);
@@ -41409,9 +40972,8 @@ static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi
 /* Before a walk writes the first gradient of leaf t. */
 static mixp_result mixpi_exchange_opens(mixp_context *ctx, const mixp_tensor *t) {
     mixpi_exchange *d = ctx->exchange;
-    mixpi_bucket *b;
     if (!d || !t->own.ranks.leaf) return MIXP_OK;
-    b = &d->buckets[d->leaves[t->own.ranks.leaf - 1].bucket];
+    mixpi_bucket *b = &d->buckets[d->leaves[t->own.ranks.leaf - 1].bucket];
     return b->each ? mixpi_buffer_open(ctx, d, b) : MIXP_OK;
 }
 /* --- a walk --- */
@@ -41424,10 +40986,10 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
         if (!l->tensor->grad) l->tensor->own.grad->own.ranks.in_pieces = 0;
         if (!l->summed || !d->buckets[l->bucket].due) continue;
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
-                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
-                                 "before all walks of a batch but the last",
-                                 l->tensor->name);
+            "mixp_backward: the gradient of '%s' was summed over the ranks already; call "
+            "mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) before all walks of a batch but the "
+            "last",
+            l->tensor->name);
     }
     return MIXP_OK;
 }
@@ -41435,10 +40997,9 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
 /* Makes room for the leaves of the tape that are not known yet. */
 static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
     const int64_t missing = mixpi_leaves_missing(ctx) + mixpi_absent_count(ctx);
-    mixpi_leaf *leaves;
     if (!missing) return MIXP_OK;
-    leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, d->n_leaves, d->n_leaves + missing,
-                                        sizeof *leaves);
+    mixpi_leaf *leaves = (mixpi_leaf *)mixpi_longer(
+        ctx, d->leaves, d->n_leaves, d->n_leaves + missing, sizeof *leaves);
     if (!leaves) return MIXP_ERR_MEMORY;
     d->leaves = leaves;
     return MIXP_OK;
@@ -41467,12 +41028,11 @@ static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, i
  * so the next walk meets them again. */
 static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
     const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
-    mixp_result r = mixpi_exchange_room(ctx, d);
+    MIXPI_TRY(mixpi_exchange_room(ctx, d));
     int any = 0;
-    if (r != MIXP_OK) return r;
     for (int64_t i = 0; i < old; i++) d->leaves[i].last = -1;
     mixpi_leaves_meet(ctx, d);
-    r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
+    mixp_result r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
     if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
     if (r == MIXP_OK) return MIXP_OK;
     while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.ranks.leaf = 0;
@@ -41485,8 +41045,7 @@ MIXPI_SELDOM
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
-    mixp_result r = mixpi_exchange_meet(ctx, d);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_exchange_meet(ctx, d));
 
     /* No bucket is on its way; each awaits its leaves that this walk reaches. */
     d->position = d->sent = 0;
@@ -41501,14 +41060,14 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
         b->due |= d->leaves[i].last >= 0;
     }
 
-    r = mixpi_due_agree(ctx, d);
-    return r == MIXP_OK ? mixpi_exchange_fresh(ctx, d) : r;
+    MIXPI_TRY(mixpi_due_agree(ctx, d));
+    return mixpi_exchange_fresh(ctx, d);
 }
 
 /* Looks at a bucket's gradients on this rank. divide: also divides them, like
  * mixpi_divide_by_parts, in the same pass. */
-static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
-                                     const mixpi_bucket *b, int divide) {
+static mixp_result mixpi_bucket_look(
+    mixp_context *ctx, const mixpi_exchange *d, const mixpi_bucket *b, int divide) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
     k.rows = d->rows + b->first;
@@ -41573,10 +41132,9 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
     b->flying = b->each > 0;
     if (b->each)
         return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
-                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter, b->wire,
-                               b->each);
-    return mixpi_ranks_run(ctx, "the sum of gradients", k->grad_ready ? k->grad_ready : k->sum,
-                           b->wire, b->count);
+            k->scatter_ready ? k->scatter_ready : k->reduce_scatter, b->wire, b->each);
+    return mixpi_ranks_run(
+        ctx, "the sum of gradients", k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
 }
 
 /* Sends a bucket whose gradients are final. */
@@ -41617,8 +41175,8 @@ static mixp_result mixpi_exchange_pass(mixp_context *ctx, const mixp_call *c) {
 }
 
 /* Holds a walk's part of a bucket: adds it to the parts of earlier walks. mark: the walk's mark. */
-static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b,
-                                     mixpi_mark mark) {
+static mixp_result mixpi_bucket_hold(
+    mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b, mixpi_mark mark) {
     const size_t bytes = (size_t)b->count * sizeof(float);
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     int64_t i;
@@ -41627,7 +41185,7 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d, mixpi
     mixpi_filled_mark(d, mark);
     if (r == MIXP_OK)
         r = mixpi_add_into(ctx, mixpi_out_to(b->held, MIXP_F32, b->holds),
-                           mixpi_in(b->wire.data, b->wire.dtype), b->count);
+            mixpi_in(b->wire.data, b->wire.dtype), b->count);
     for (i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);
@@ -41657,12 +41215,10 @@ MIXPI_SELDOM
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
     mixpi_exchange *d = ctx->exchange;
-    mixpi_mark mark;
-    mixp_result r;
     if (!d) return MIXP_OK;
-    r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
+    mixp_result r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
     if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
-    mark = mixpi_some_mark(d); /* before the loop, which drops the gradients it holds */
+    mixpi_mark mark = mixpi_some_mark(d); /* before the loop, which drops the gradients it holds */
     mixpi_filled_mark(d, mark);
     for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];
@@ -41694,9 +41250,8 @@ typedef struct mixpi_shards {
 MIXPI_SELDOM
 static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
     const mixp_context *ctx = opt->ctx;
-    mixpi_shards *shards;
     if (!mixpi_is_sharded(ctx)) return MIXP_OK;
-    shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
+    mixpi_shards *shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
     if (!shards) return MIXP_ERR_MEMORY;
     shards->owned = (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
     if (!shards->owned) return MIXP_ERR_MEMORY;
@@ -41742,9 +41297,8 @@ static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
 /* Allocates the tables of the rows that this rank updates. */
 MIXPI_SELDOM
 static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
-    mixp_param_row *rows, *device;
-    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
-    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     if (!rows || !device) return MIXP_ERR_MEMORY;
     opt->own_rows = rows;
     opt->device_own_rows = device;
@@ -41782,9 +41336,8 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
 static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
     mixp_param_row piece = opt->rows[i];
     int64_t first;
-    mixp_result r;
     piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    r = mixpi_row_memory(opt, &piece, joined_at);
+    mixp_result r = mixpi_row_memory(opt, &piece, joined_at);
     opt->slots[i].piece = piece.missed;
     return r;
 }
@@ -41817,8 +41370,8 @@ static void mixpi_shards_left(mixp_tensor *p) {
 
 /* Returns why ranks cannot add p, with its view g as a gradient; NULL: they can. */
 MIXPI_SELDOM
-static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
-                                          const mixp_tensor *g) {
+static const char *mixpi_shards_add_wrong(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     const int scattered = mixpi_is_scattered(opt->ctx);
     if (scattered && (p->own.optimizers || p->own.ranks.divided))
         return "has, or had, another optimizer: with `scatter`, each parameter can have one";
@@ -41858,8 +41411,8 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
 
 /* Copies one slice of a rank's weights, which form one row of bytes, from byte `base` on. out 1:
  * from the weights into the slice. out 0: back. */
-static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, size_t length,
-                                    int out) {
+static mixp_result mixpi_slice_copy(
+    mixp_optimizer *o, int rank, size_t base, size_t length, int out) {
     char *slice = (char *)o->shards->slices + (size_t)rank * length;
     mixp_result r = MIXP_OK;
     size_t at = 0;
@@ -41901,9 +41454,8 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
 
 /* Allocates a slice for every rank. Slices grow if parameters were added since the last step. */
 static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
-    void *slices;
     if (o->shards->slice >= length) return MIXP_OK;
-    slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
+    void *slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
     if (!slices) return MIXP_ERR_MEMORY;
     o->shards->slices = slices;
     o->shards->slice = length;
@@ -41934,8 +41486,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
             r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
-                                mixpi_out_to(o->shards->slices, MIXP_I32, 0),
-                                (int64_t)(length / 4));
+                mixpi_out_to(o->shards->slices, MIXP_I32, 0), (int64_t)(length / 4));
         for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
             if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
     }
@@ -41950,12 +41501,12 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     float *ema = o->slots[i].ema;
     int64_t first, at;
     const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
-    mixp_result r = mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema);
-    if (r == MIXP_OK) r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
-    for (at = 0; at < count && r == MIXP_OK; at += most)
-        r = mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
-                            mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at));
-    return r;
+    MIXPI_TRY(mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema));
+    MIXPI_TRY(mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema));
+    for (at = 0; at < count; at += most)
+        MIXPI_TRY(mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
+            mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at)));
+    return MIXP_OK;
 }
 
 MIXPI_SELDOM
@@ -42020,40 +41571,17 @@ static double mixpi_milestones_hash(const mixp_schedule *s) {
 
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
     const mixp_step_plan *p = &o->plan;
-    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind,
-                                              (double)p->order,
-                                              p->max_norm,
-                                              (double)p->cautious,
-                                              (double)p->schedule.kind,
-                                              (double)p->schedule.warmup,
-                                              (double)p->schedule.total,
-                                              p->schedule.min_factor,
-                                              p->schedule.gamma,
-                                              (double)p->schedule.every,
-                                              (double)p->schedule.decay,
-                                              p->schedule.start_factor,
-                                              (double)p->spike.of,
-                                              (double)p->spike.window,
-                                              (double)p->spike.max_in_a_row,
-                                              p->spike.z,
-                                              (double)o->states.m,
-                                              (double)o->states.v,
-                                              (double)o->states.master,
-                                              o->clipped ? o->clip_norm : -1.0,
-                                              (double)p->n_groups,
-                                              (double)o->count,
-                                              (double)p->maximize,
-                                              (double)p->amsgrad,
-                                              (double)p->centered,
-                                              (double)p->decoupled,
-                                              (double)o->initial_sum,
-                                              (double)(o->no_master != 0),
-                                              p->schedule.power,
-                                              (double)p->schedule.growth,
-                                              mixpi_milestones_hash(&p->schedule),
-                                              p->schedule.pct_start,
-                                              (double)p->schedule.linear,
-                                              (double)p->schedule.three_phase };
+    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind, (double)p->order, p->max_norm,
+        (double)p->cautious, (double)p->schedule.kind, (double)p->schedule.warmup,
+        (double)p->schedule.total, p->schedule.min_factor, p->schedule.gamma,
+        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
+        (double)p->spike.of, (double)p->spike.window, (double)p->spike.max_in_a_row, p->spike.z,
+        (double)o->states.m, (double)o->states.v, (double)o->states.master,
+        o->clipped ? o->clip_norm : -1.0, (double)p->n_groups, (double)o->count,
+        (double)p->maximize, (double)p->amsgrad, (double)p->centered, (double)p->decoupled,
+        (double)o->initial_sum, (double)(o->no_master != 0), p->schedule.power,
+        (double)p->schedule.growth, mixpi_milestones_hash(&p->schedule), p->schedule.pct_start,
+        (double)p->schedule.linear, (double)p->schedule.three_phase };
     memcpy(all, own, sizeof own);
 }
 
@@ -42093,7 +41621,7 @@ static int mixpi_is_sent(const mixpi_backup *b) {
 /* "'bn.mean' f32 [8], MIXP_BUFFER_MEAN, written"; "missing" past the last buffer. */
 static void mixpi_buffer_describe(const mixp_context *ctx, int64_t i, char *text) {
     static const char *const ranks[] = { "MIXP_BUFFER_OWN", "MIXP_BUFFER_RANK_0, ",
-                                         "MIXP_BUFFER_MEAN, " };
+        "MIXP_BUFFER_MEAN, " };
     const mixpi_backup *b = i < ctx->buffers.all.count ? mixpi_backup_at(ctx, i) : NULL;
     const char *written = "";
     char shape[40];
@@ -42103,7 +41631,7 @@ static void mixpi_buffer_describe(const mixp_context *ctx, int64_t i, char *text
     mixpi_shape_text(b->buffer->rank, b->buffer->shape, shape, sizeof shape);
     if (b->ranks != MIXP_BUFFER_OWN) written = mixpi_is_sent(b) ? "written" : "not written";
     snprintf(text, MIXPI_LEAF_TEXT, "'%.40s' %s %s, %s%s", b->buffer->name,
-             mixp_dtype_name(b->buffer->dtype), shape, ranks[b->ranks], written);
+        mixp_dtype_name(b->buffer->dtype), shape, ranks[b->ranks], written);
 }
 
 /* A hash, exact as a double, of a buffer's name, dtype and shape, of its ranks, and of whether the
@@ -42157,8 +41685,8 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (int k = 0; k < o->plan.n_groups; k++)
-        mixpi_group_settings(&o->plan.groups[k],
-                             all + MIXPI_OWN_SETTINGS + k * MIXPI_GROUP_SETTINGS);
+        mixpi_group_settings(
+            &o->plan.groups[k], all + MIXPI_OWN_SETTINGS + k * MIXPI_GROUP_SETTINGS);
 }
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
@@ -42189,34 +41717,31 @@ static int mixpi_ranks_are_here(const mixp_context *ctx) {
 static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *table) {
     const int rank = ctx->ranks.rank, size = ctx->ranks.size;
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
-    mixp_result r;
     int64_t at = 0, i;
-    int other;
     for (i = 0; i < n; i++) table[rank * n + i] = mixpi_buffer_hash(ctx, i);
-    r = mixpi_ranks_share(ctx, table, n);
-    other = r == MIXP_OK ? mixpi_rows_differ(table, size, n, &at) : 0;
+    mixp_result r = mixpi_ranks_share(ctx, table, n);
+    int other = r == MIXP_OK ? mixpi_rows_differ(table, size, n, &at) : 0;
     if (r == MIXP_OK && !other)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: in an earlier step, some ranks wrote a shared "
-                                 "buffer and others did not; write it in the same steps on all "
-                                 "ranks, or set MIXP_BUFFER_OWN; the step was skipped");
+            "ranks differ: in an earlier step, some ranks wrote a shared buffer and others did "
+            "not; write it in the same steps on all ranks, or set MIXP_BUFFER_OWN; the step was "
+            "skipped");
     if (r != MIXP_OK) return r;
 
     /* Each rank describes that buffer to the others. */
     memset(table, 0, (size_t)size * MIXPI_LEAF_TEXT * sizeof *table);
     mixpi_buffer_describe(ctx, at, here);
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) table[rank * MIXPI_LEAF_TEXT + i] = (double)here[i];
-    r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT));
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
         here[i] = (char)mixpi_whole_of(table[i]);
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
     here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: buffer %.0f is %.127s on rank 0 and %.127s on rank %d; "
-                             "make and write the same buffers on all ranks; the step was skipped",
-                             (double)at, here, there, other);
+        "ranks differ: buffer %.0f is %.127s on rank 0 and %.127s on rank %d; make and write the "
+        "same buffers on all ranks; the step was skipped",
+        (double)at, here, there, other);
 }
 
 /* Names the first buffer that differs between ranks. */
@@ -42224,14 +41749,13 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     const size_t size = (size_t)ctx->ranks.size, first = size * sizeof(double);
     double *counts = (double *)mixpi_host_take(ctx, first), *table;
     int64_t n = 1;
-    mixp_result r;
     size_t i, bytes;
     if (!counts) return mixpi_out_of_memory(ctx, first);
 
     /* How many buffers has the rank with the most? */
     memset(counts, 0, first);
     counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
-    r = mixpi_ranks_share(ctx, counts, 1);
+    mixp_result r = mixpi_ranks_share(ctx, counts, 1);
     for (i = 0; i < size; i++)
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
     mixpi_host_free(ctx, counts);
@@ -42248,8 +41772,8 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
 }
 
 /* Names setting `word`, which is `a` on rank 0 and `b` on rank `other`. */
-static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int other, double a,
-                                         double b) {
+static mixp_result mixpi_setting_differs(
+    mixp_context *ctx, int64_t word, int other, double a, double b) {
     const int64_t of_group = word - MIXPI_OWN_SETTINGS;
     char here[32], there[32], group[32] = "";
     const char *name;
@@ -42265,15 +41789,14 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: an optimizer of rank %d has other parameters than "
-                                 "that of rank 0, or in another group or order; add the same "
-                                 "parameters in the same order to the same groups on all ranks; "
-                                 "the step was skipped",
-                                 other);
+            "ranks differ: an optimizer of rank %d has other parameters than that of rank 0, or in "
+            "another group or order; add the same parameters in the same order to the same groups "
+            "on all ranks; the step was skipped",
+            other);
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: the setting '%s'%s is %s on rank 0 and %s on rank %d; "
-                             "use the same settings on all ranks; the step was skipped",
-                             name, group, here, there, other);
+        "ranks differ: the setting '%s'%s is %s on rank 0 and %s on rank %d; use the same settings "
+        "on all ranks; the step was skipped",
+        name, group, here, there, other);
 }
 
 /* Reports settings that differ: by name, if all ranks are here to compare them. */
@@ -42291,20 +41814,19 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
         r = mixpi_ranks_share(ctx, table, MIXPI_SETTINGS);
         if (r == MIXP_OK) found = mixpi_rows_differ(table, size, MIXPI_SETTINGS, &word);
         if (found)
-            r = mixpi_setting_differs(ctx, word, found, table[word],
-                                      table[(int64_t)found * MIXPI_SETTINGS + word]);
+            r = mixpi_setting_differs(
+                ctx, word, found, table[word], table[(int64_t)found * MIXPI_SETTINGS + word]);
         mixpi_host_free(ctx, table);
     }
 
     /* If the ranks cannot be asked, no name. */
     if (r != MIXP_OK) return r;
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: an optimizer's settings (kind, groups, schedule, "
-                             "states, spikes, max_norm, clip), the recipe of delayed scaling or "
-                             "the buffers (shape, mixp_buffer_set_ranks, which the step writes) "
-                             "differ between rank %d and rank 0; use the same on all ranks; the "
-                             "step was skipped",
-                             other);
+        "ranks differ: an optimizer's settings (kind, groups, schedule, states, spikes, max_norm, "
+        "clip), the recipe of delayed scaling or the buffers (shape, mixp_buffer_set_ranks, which "
+        "the step writes) differ between rank %d and rank 0; use the same on all ranks; the step "
+        "was skipped",
+        other);
 }
 /* --- what all ranks have found --------------------------------------------------------------- *
  *
@@ -42336,7 +41858,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     mixp_result r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of the ranks' results", ranks->sum,
-                            mixpi_out_to(o->table, MIXP_F64, 0), n);
+            mixpi_out_to(o->table, MIXP_F64, 0), n);
     k.reads = 1;
     return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
 }
@@ -42397,42 +41919,28 @@ static mixp_result mixpi_plan_compare(mixp_optimizer *o) {
 /* Reports weights that differ between ranks, by name if all ranks are here to compare them. On a
  * GPU, one rank may arrive a step later than another, so no sum is possible: no name is given.
  * Before the first walk, ranks do not know each other's devices, and give no name either. */
-static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agreement *a,
-                                        int other) {
+static mixp_result mixpi_weights_differ(
+    const mixp_optimizer *o, const mixp_agreement *a, int other) {
     const int one_loaded = !(a->here > 0.0) || !(a->there > 0.0);
-    mixp_result r = MIXP_OK;
     if (one_loaded)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: rank %d loaded a checkpoint and rank %d did not; "
-                                 "all ranks must load it; the step was skipped",
-                                 a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
+            "ranks differ: rank %d loaded a checkpoint and rank %d did not; all ranks must load "
+            "it; the step was skipped",
+            a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
 
-    if (mixpi_ranks_are_here(o->ctx)) r = mixp_ranks_check(o->ctx);
-    if (r != MIXP_OK) return r;
+    if (mixpi_ranks_are_here(o->ctx)) MIXPI_TRY(mixp_ranks_check(o->ctx));
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: rank %d has other weights than rank 0; the step was "
-                             "skipped: write weights on every rank, or call "
-                             "mixp_ranks_from(ctx, 0) to copy rank 0's",
-                             other);
+        "ranks differ: rank %d has other weights than rank 0; the step was skipped: write weights "
+        "on every rank, or call mixp_ranks_from(ctx, 0) to copy rank 0's",
+        other);
 }
 
 /* Reports ranks whose settings differ, for example after one rank changed its learning rate. On a
  * GPU the report may come a step late, but all ranks skipped the step in question. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = { "",
-                                         "",
-                                         "the loss scale",
-                                         "the number of applied steps",
-                                         "the learning rate",
-                                         "beta1",
-                                         "beta2",
-                                         "eps",
-                                         "weight_decay",
-                                         "max_norm",
-                                         "",
-                                         "",
-                                         "",
-                                         "the norm of the summed gradients" };
+    static const char *const words[] = { "", "", "the loss scale", "the number of applied steps",
+        "the learning rate", "beta1", "beta2", "eps", "weight_decay", "max_norm", "", "", "",
+        "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
@@ -42443,47 +41951,42 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     /* The words that need a sentence of their own. */
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "rank %d took another kind of step than rank 0, or none; the step "
-                                 "was skipped: call the same functions on every rank, and check "
-                                 "that the hooks can sum f64",
-                                 other);
+            "rank %d took another kind of step than rank 0, or none; the step was skipped: call "
+            "the same functions on every rank, and check that the hooks can sum f64",
+            other);
     if (a->word == MIXP_AGREE_GUARD)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the guard of rank %d differs from the guard of "
-                                 "rank 0; start it with the same settings before the same step; "
-                                 "the step was skipped",
-                                 other);
+            "ranks differ: the guard of rank %d differs from the guard of rank 0; start it with "
+            "the same settings before the same step; the step was skipped",
+            other);
     if (a->word == MIXP_AGREE_GRADED)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: other parameters have gradients on rank %d than on "
-                                 "rank 0; all ranks must use the same parameters in each step; the "
-                                 "step was skipped",
-                                 other);
+            "ranks differ: other parameters have gradients on rank %d than on rank 0; all ranks "
+            "must use the same parameters in each step; the step was skipped",
+            other);
     if (a->word == MIXP_AGREE_SETTINGS) return mixpi_settings_differ(o, other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
 
     /* A number: both values. */
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
-                             "the step was skipped",
-                             words[a->word], here, there, other);
+        "ranks differ: %s is %s on rank 0 and %s on rank %d; the step was skipped", words[a->word],
+        here, there, other);
 }
 
 /* The ranks exchange what they found. in_parts: each rank has looked only at its own gradients. */
 static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
     return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                             "ranks: the device %s has no kernel `agree`; update the device's "
-                             "source to this header's version",
-                             o->ctx->device->name);
+        "ranks: the device %s has no kernel `agree`; update the device's source to this header's "
+        "version",
+        o->ctx->device->name);
 }
 
 /* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
 static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
-    mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
-    r = mixpi_ranks_agree(o, s, in_parts);
+    mixp_result r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_crew_stop(o->ctx, r);
@@ -42499,11 +42002,10 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slots[i].grad;
         if (!view) continue;
-        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0),
-                            view->count);
+        r = mixpi_ranks_run(
+            ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0), view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
-            r = mixpi_note_failure(
-                ctx, "the mean of a view",
+            r = mixpi_note_failure(ctx, "the mean of a view",
                 mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
     }
@@ -42513,12 +42015,11 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 /* Looks at all gradients, and combines the results of all ranks. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
-                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const mixp_step_plan *plan, mixp_scaler_state *s) {
     const int in_parts = mixpi_is_scattered(o->ctx);
-    mixp_result r = mixpi_ranks_views(o);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_ranks_views(o));
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
-    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    mixp_result r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
     if (r == MIXP_OK && in_parts) /* for the norm to clip by */
         r = mixpi_ranks_agree(o, s, 1);
@@ -42529,21 +42030,21 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
 /* The decision of a step whose gradients were looked at before. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_state *s) {
-    const mixp_result r = mixpi_ranks_views(o);
-    return r == MIXP_OK ? mixpi_ranks_prepare(o, s, 0) : r;
+    MIXPI_TRY(mixpi_ranks_views(o));
+    return mixpi_ranks_prepare(o, s, 0);
 }
 
 /* Before a step: takes the memory that it needs, and enters in the plan what is compared. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
-    const mixp_result r = mixpi_gather_room(o);
-    return r == MIXP_OK ? mixpi_plan_compare(o) : r;
+    MIXPI_TRY(mixpi_gather_room(o));
+    return mixpi_plan_compare(o);
 }
 
 /* Adds which rank had the first bad gradient, before the sum. */
 MIXPI_SELDOM
-static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
-                                mixp_verdict *v) {
+static void mixpi_ranks_verdict(
+    const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v) {
     const mixpi_exchange *d = opt->ctx->exchange;
     const mixp_agreement *a = &s->agreed;
     int64_t first = 0;
@@ -42588,17 +42089,17 @@ static void mixpi_call_text(double call, char *text, size_t space) {
 }
 
 /* Fails with what rank 0 and rank `other` do. here, there: rows of the two ranks. */
-static mixp_result mixpi_call_differs(mixp_context *ctx, const char *who, int other,
-                                      const double *here, const double *there) {
+static mixp_result mixpi_call_differs(
+    mixp_context *ctx, const char *who, int other, const double *here, const double *there) {
     char first[64], second[64];
     if (here[1] == there[1])
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "%s: ranks differ: rank 0 has %.0f weights, rank %d has %.0f", who,
-                                 here[0], other, there[0]);
+            "%s: ranks differ: rank 0 has %.0f weights, rank %d has %.0f", who, here[0], other,
+            there[0]);
     mixpi_call_text(here[1], first, sizeof first);
     mixpi_call_text(there[1], second, sizeof second);
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s: ranks differ: rank 0 %s, rank %d %s", who,
-                             first, other, second);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_RANKS, "%s: ranks differ: rank 0 %s, rank %d %s", who, first, other, second);
 }
 
 /* Do all ranks make the same call, with the same number of weights? call: MIXPI_CALL_CHECK, or the
@@ -42606,14 +42107,13 @@ static mixp_result mixpi_call_differs(mixp_context *ctx, const char *who, int ot
 static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int call) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
-    mixp_result r;
     int64_t word = 0;
     int other = 0;
     if (!table) return mixpi_out_of_memory(ctx, (size_t)k->size * 2 * sizeof *table);
     memset(table, 0, (size_t)k->size * 2 * sizeof *table);
     table[2 * k->rank] = (double)n;
     table[2 * k->rank + 1] = (double)call;
-    r = mixpi_ranks_share(ctx, table, 2);
+    mixp_result r = mixpi_ranks_share(ctx, table, 2);
     if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
     if (other) r = mixpi_call_differs(ctx, who, other, table, table + 2 * other);
     mixpi_host_free(ctx, table);
@@ -42623,12 +42123,10 @@ static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     const mixp_tensor **all;
-    int64_t n;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->ranks.size < 2) return MIXP_OK;
-    n = mixpi_weights_list(ctx, NULL);
-    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
+    int64_t n = mixpi_weights_list(ctx, NULL);
+    mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
     if (r != MIXP_OK || !n) return mixpi_crew_stop(ctx, r);
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)n * sizeof *all);
     if (!all) return mixpi_crew_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
@@ -42641,15 +42139,13 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
 /* Sends n bytes of device memory at `data` of rank `from` to `piece` on all ranks: a sum of
  * integers, to which all other ranks contribute zeros. piece: scratch memory for n bytes, rounded
  * up. */
-static mixp_result mixpi_piece_from(mixp_context *ctx, const char *what, const char *data, size_t n,
-                                    int from, char *piece) {
+static mixp_result mixpi_piece_from(
+    mixp_context *ctx, const char *what, const char *data, size_t n, int from, char *piece) {
     const size_t bytes = mixpi_round_up(n);
-    mixp_result r = mixpi_device_zero(ctx, piece, bytes);
-    if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, piece, data, n);
-    if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0),
-                            (int64_t)(bytes / 4));
-    return r;
+    MIXPI_TRY(mixpi_device_zero(ctx, piece, bytes));
+    if (from == ctx->ranks.rank) MIXPI_TRY(mixpi_copy_bytes(ctx, piece, data, n));
+    return mixpi_ranks_run(
+        ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0), (int64_t)(bytes / 4));
 }
 
 /* Sends bytes of device memory at `data` from rank `from` to all ranks, in pieces. */
@@ -42671,14 +42167,12 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     mixp_tensor *t;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_ranks_from: rank %d is not in [0, %d)", rank,
-                                 ctx->ranks.size);
+            "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks.size);
     if (ctx->ranks.size < 2) return MIXP_OK;
-    r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
+    mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
         mixpi_note_load(t, "mixp_ranks_from");
@@ -42697,9 +42191,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
 static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *divisor) {
     mixp_context *ctx = t->ctx;
     mixp_binary_args k;
-    mixp_result r;
-    r = mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size));
     memset(&k, 0, sizeof k);
     k.op = MIXP_BINARY_DIV;
     k.rank = 1;
@@ -42708,8 +42200,8 @@ static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *di
     k.a_strides[0] = 1;
     k.b = mixpi_in(divisor, MIXP_F32);
     k.y = mixpi_tensor_out(t, 0);
-    return mixpi_note_failure(ctx, "the mean of a buffer",
-                              ctx->device->kernels->binary(&ctx->exec, &k));
+    return mixpi_note_failure(
+        ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
 }
 
 /* The mean over the ranks, summed in f32. */
@@ -42758,9 +42250,8 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
         r = mixpi_piece_from(ctx,
-                             "mixp_checkpoint_save, which all ranks call (a buffer is each "
-                             "rank's own)",
-                             (const char *)t->data + at, n, from, part);
+            "mixp_checkpoint_save, which all ranks call (a buffer is each rank's own)",
+            (const char *)t->data + at, n, from, part);
         /* A rank 0 without memory still takes part, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
     }
@@ -42821,19 +42312,17 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     const mixp_optimizer *opt = item->lent;
     const mixp_param_row *row = &opt->rows[item->row];
     const char *data = (const char *)item->e.data;
-    mixp_param_row piece;
     int64_t first, n;
-    void *to;
     if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
-    piece = mixpi_piece_row(opt, item->row);
+    mixp_param_row piece = mixpi_piece_row(opt, item->row);
     n = mixpi_piece_of(opt, item->row, opt->ctx->ranks.rank, &first);
     if (item->memory == row->missed)
         return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
-    to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
+    void *to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
     if (item->memory == row->third) to = piece.third;
     if (!n) return MIXP_OK;
-    return mixpi_upload(opt->ctx, to, data + (size_t)first * sizeof(float),
-                        (size_t)n * sizeof(float));
+    return mixpi_upload(
+        opt->ctx, to, data + (size_t)first * sizeof(float), (size_t)n * sizeof(float));
 }
 
 /* A part of the states of one parameter, in device memory: bytes [at, at + bytes) of the layout of
@@ -42844,13 +42333,13 @@ typedef struct mixpi_part {
 } mixpi_part;
 
 /* Copies into the part its overlap with `bytes` bytes at offset `there` of the complete layout. */
-static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, const void *from,
-                                   size_t there, size_t bytes) {
+static mixp_result mixpi_part_fill(
+    mixp_context *ctx, const mixpi_part *part, const void *from, size_t there, size_t bytes) {
     const size_t end = part->at + part->bytes, last = there + bytes;
     const size_t first = there > part->at ? there : part->at, stop = last < end ? last : end;
     if (!from || first >= stop) return MIXP_OK;
-    return mixpi_copy_bytes(ctx, part->data + (first - part->at),
-                            (const char *)from + (first - there), stop - first);
+    return mixpi_copy_bytes(
+        ctx, part->data + (first - part->at), (const char *)from + (first - there), stop - first);
 }
 
 /* Copies this rank's piece of the states of parameter i. The arrays follow each other as in
@@ -42871,9 +42360,9 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
-        size_t at;
         if (!own[k]) continue;
-        at = mixpi_layout_place(&lay, opt->rows[i].count, MIXP_F32) + (size_t)first * sizeof(float);
+        size_t at =
+            mixpi_layout_place(&lay, opt->rows[i].count, MIXP_F32) + (size_t)first * sizeof(float);
         r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at, (size_t)n * sizeof(float));
     }
     return r;
@@ -42890,7 +42379,7 @@ static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixp
     if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_part_fill_piece(opt, i, part);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
-                            mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
+            mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
     /* A rank 0 without borrowed memory still takes part, because the other ranks wait. */
     if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
     return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
@@ -42966,8 +42455,8 @@ static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_r
     const mixp_ranks_desc *k = &what->ctx->ranks;
     double *table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
-        return mixpi_crew_stop(what->ctx,
-                               mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
+        return mixpi_crew_stop(
+            what->ctx, mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
 
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
@@ -42979,8 +42468,8 @@ static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_r
     if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
     if (of_0 == MIXP_OK) return MIXP_OK;
-    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",
-                             mixp_result_text(of_0));
+    return mixp_context_fail(
+        what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s", mixp_result_text(of_0));
 }
 #endif
 /* --- the table of the ranks' functions ------------------------------------------------------ */
@@ -43087,11 +42576,10 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
     mixp_context *ctx = NULL;
     mixpi_block *block = NULL;
-    const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
 
-    wrong = mixpi_desc_wrong(&d);
+    const char *wrong = mixpi_desc_wrong(&d);
     if (!wrong) wrong = mixpi_guests_wrong(&d);
 
     /* Where memory comes from. */

@@ -120,7 +120,7 @@ namespace {
  * other libraries' calls. */
 template <class... P, class... A>
 cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream,
-                   A... arguments) {
+    A... arguments) {
     cudaLaunchConfig_t config;
     memset((void *)&config, 0, sizeof config);
     config.gridDim = grid;
@@ -146,8 +146,8 @@ template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
     if (bf16) __trap();
     for (int half = 0; half < 2; half++)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, "
+                     "{%6}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
 }
@@ -155,13 +155,13 @@ __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
 template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
     if (bf16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -514,7 +514,7 @@ __device__ inline void put8(mixp_out a, int64_t i, const float *v) {
         p[1] = make_float4(v[4], v[5], v[6], v[7]);
     } else {
         uint4 u = make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
-                             low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
+            low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
         *(uint4 *)(void *)((uint16_t *)a.data + i) = u;
     }
 }
@@ -607,8 +607,8 @@ template <mixp_dtype D> __device__ inline void plain_put8(void *data, int64_t i,
         __stwb(p + 1, make_float4(v[4], v[5], v[6], v[7]));
     } else {
         __stwb((uint4 *)(void *)((uint16_t *)data + i),
-               make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
-                          plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7])));
+            make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
+                plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7])));
     }
 }
 
@@ -951,8 +951,8 @@ inline PrimaryState *find_primary_state() {
     cudaDriverEntryPointQueryResult how;
     void *found = NULL;
 #if CUDART_VERSION >= 12050
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000,
-                                                     cudaEnableDefault, &how);
+    cudaError_t e = cudaGetDriverEntryPointByVersion(
+        "cuDevicePrimaryCtxGetState", &found, 7000, cudaEnableDefault, &how);
 #else
     cudaError_t e =
         cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &how);
@@ -1075,22 +1075,17 @@ inline mixp_result report_fault(State *s) {
     report_error(s, MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
 
     /* Name the kernel, the index, its row and its range: one text for each Fault. */
-    static const char *const texts[][3] = { { "", "", "" },
-                                            { "embedding", "id", "vocab)" },
-                                            { "cross_entropy", "target", "cols)" },
-                                            { "attention", "length", "keys]" },
-                                            { "gather", "id", "n)" },
-                                            { "mixprec_cuda.cu", "", "" } };
+    static const char *const texts[][3] = { { "", "", "" }, { "embedding", "id", "vocab)" },
+        { "cross_entropy", "target", "cols)" }, { "attention", "length", "keys]" },
+        { "gather", "id", "n)" }, { "mixprec_cuda.cu", "", "" } };
     const char *const *text = texts[fault >> 61];
     if (fault >> 61 == FAULT_FLUSHED)
-        return say(
-            s, MIXP_ERR_DEVICE, text[0],
+        return say(s, MIXP_ERR_DEVICE, text[0],
             "compiled with --use_fast_math or -ftz=true, which turns small numbers into 0 and "
             "breaks every promise about bits: compile it without; no step was applied");
     char why[96];
     snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied", text[1],
-             (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
-             text[2]);
+        (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)), text[2]);
     return say(s, MIXP_ERR_ARGUMENT, text[0], why);
 }
 
@@ -1132,7 +1127,7 @@ inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
     cudaError_t e = cudaFuncGetAttributes(&own, kernel);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 s->most_shared - (int)own.sharedSizeBytes);
+            s->most_shared - (int)own.sharedSizeBytes);
     if (e == cudaSuccess && i < roomy_kernels) s->roomy[i] = kernel;
     return e;
 }
@@ -1179,7 +1174,7 @@ struct Mirrored {
 
 inline Mirrored mirrored(const State *s, int i) {
     Mirrored m = { &s->shared_on_device->mirrors[i], &s->block->turns[i], s->mirrored[i],
-                   (int)s->mirrored_bytes[i], 0 };
+        (int)s->mirrored_bytes[i], 0 };
     return m;
 }
 
@@ -1306,7 +1301,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     mixp_result r = MIXP_OK;
     if ((uintptr_t)*p % memory_alignment)
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
-                "the allocator's memory is not aligned to 256 bytes");
+            "the allocator's memory is not aligned to 256 bytes");
     if (r == MIXP_OK) r = check_pointer(s, *p, "device_allocator");
     if (r != MIXP_OK) {
         from.release(*p, from.user);
@@ -1378,8 +1373,8 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
-    return report_error(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)),
-                        "upload");
+    return report_error(
+        s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
 }
 
 /* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
@@ -1391,7 +1386,7 @@ inline mixp_result check_stream(State *s, const char *what) {
     mixp_result r = report_error(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
-               "the program captures this stream; use mixp_capture_begin instead");
+        "the program captures this stream; use mixp_capture_begin instead");
 }
 
 /* Lets this thread allocate memory during a capture, outside of the captured graph. */
@@ -1443,8 +1438,8 @@ inline Upload *upload_new(State *s, Graph *g) {
 }
 
 /* Records an upload in the captured step. again: each replay reads host again. */
-inline mixp_result record_upload(State *s, void *device, const void *host, size_t bytes,
-                                 bool again) {
+inline mixp_result record_upload(
+    State *s, void *device, const void *host, size_t bytes, bool again) {
     Graph *g = s->capture;
     Upload *u = upload_new(s, g);
     if (!u) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
@@ -1463,8 +1458,8 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
     g->count++;
 
     /* Record the copy from the stage. */
-    r = report_error(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
-                     "upload");
+    r = report_error(
+        s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder), "upload");
     return r == MIXP_OK ? update_mirror(s, device, bytes) : r;
 }
 
@@ -1476,8 +1471,8 @@ inline mixp_result upload_send(State *s, Upload *u) {
     return r;
 }
 
-inline mixp_result upload(const mixp_exec *x, void *device, const void *host, size_t bytes,
-                          bool again) {
+inline mixp_result upload(
+    const mixp_exec *x, void *device, const void *host, size_t bytes, bool again) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
@@ -1543,8 +1538,8 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     mixp_result r = check_stream(s, "post");
     if (r == MIXP_OK) r = make_post_room(s, slot, bytes);
     if (r == MIXP_OK)
-        r = k.report("post",
-                     cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
+        r = k.report(
+            "post", cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
     return r == MIXP_OK ? report_error(s, cudaEventRecord(s->post_sent[slot], k.stream), "post")
                         : r;
 }
@@ -1624,7 +1619,7 @@ mixp_result capture_begin(mixp_exec *x) {
     if (!s) return MIXP_ERR_ORDER;
     if (s->capture)
         return say(s, MIXP_ERR_ORDER, "capture",
-                   "a capture is already active; call mixp_capture_end first");
+            "a capture is already active; call mixp_capture_end first");
     mixp_result r = check_stream(s, "capture");
     if (r != MIXP_OK) return r;
     r = k.report("capture", load_recorded());
@@ -1695,8 +1690,8 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     mixp_result r = check_stream(k.state, "replay");
     for (int i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
-        r = k.report("replay",
-                     MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
+        r = k.report(
+            "replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
 
     return r == MIXP_OK ? k.report("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
@@ -1745,8 +1740,8 @@ inline cudaError_t open_pinned(State *s) {
 
     /* The ring of uploads. */
     if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)(void *)&s->ring, ring_pieces * piece_bytes,
-                          cudaHostAllocDefault);
+        e = cudaHostAlloc(
+            (void **)(void *)&s->ring, ring_pieces * piece_bytes, cudaHostAllocDefault);
     for (int i = 0; i < ring_pieces && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
     return e;
@@ -1760,8 +1755,8 @@ inline mixp_result open_memory(State *s) {
     if (r == MIXP_OK)
         r = report_error(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
     if (r != MIXP_OK) return r;
-    return report_error(
-        s, MIXPI_LAUNCH(check_subnormals, 1, 1, 0, s->stream, fault_flag(s), 1.17549435e-38f),
+    return report_error(s,
+        MIXPI_LAUNCH(check_subnormals, 1, 1, 0, s->stream, fault_flag(s), 1.17549435e-38f),
         "a known answer");
 }
 
@@ -1823,8 +1818,8 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
     if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&s->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                   ordinal);
+        e = cudaDeviceGetAttribute(
+            &s->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
     if (e == cudaSuccess) e = capability_of(ordinal, &s->capability);
     if (e == cudaSuccess) e = open_stream(s);
     mixp_result r = report_error(s, e, "stream");
@@ -1953,8 +1948,8 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
         v[k] = f8_value(a.dtype, (k < 4 ? u.x : u.y) >> 8 * (k % 4) & 0xFFu);
 }
 
-__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key, int64_t i,
-                                   float x) {
+__device__ inline uint32_t narrow1(
+    mixp_dtype d, const mixp_rounding &r, uint64_t key, int64_t i, float x) {
     if (!is_f8(d) && !r.saturate && !r.stochastic) return low_code(d, x);
     return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic, draw(r, key, i));
 }
@@ -1967,8 +1962,8 @@ __device__ inline uint2 f8_codes(mixp_dtype d, const float *v, bool saturate) {
     return make_uint2(words[0], words[1]);
 }
 
-__device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
-                               const float *v) {
+__device__ inline void narrow8(
+    const Conversion &c, uint64_t key, int64_t i, int n, const float *v) {
     const mixp_out &dst = c.k.dst;
     if (dst.dtype == MIXP_F32) {
         put8_any(dst, i, n, c.wide, v);
@@ -2018,16 +2013,16 @@ __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constan
 inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
     int64_t n = c.k.n;
     if (is_by_f32(c.k.dst.dtype) && is_by_f32(c.k.src.dtype))
-        return kernel.report("convert",
-                             MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
-                                          map_threads, 0, kernel.stream, c));
-    return kernel.report("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
-                                                 map_threads, 0, kernel.stream, c));
+        return kernel.report(
+            "convert", MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
+                           map_threads, 0, kernel.stream, c));
+    return kernel.report("convert",
+        MIXPI_LAUNCH(convert_each, grid_for(n, map_threads), map_threads, 0, kernel.stream, c));
 }
 
 inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
-    return kernel.report("convert",
-                         cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
+    return kernel.report(
+        "convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
 }
 
 }   /* namespace */
@@ -2096,7 +2091,7 @@ static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) 
         return kernel.report("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
     const unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
     return kernel.report("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
-                                              k->dst, k->n, pattern, is_wide(k->dst)));
+                                     k->dst, k->n, pattern, is_wide(k->dst)));
 }
 /* --- shapes ------------------------------------------------------------------------------- *
  *
@@ -2297,8 +2292,8 @@ __global__ void __launch_bounds__(map_threads)
         /* Write it along axis b. */
         for (int j = v; j < tile; j += step)
             if (row + j < rows && col + u < cols)
-                tile_store<T>(c, at[0] + j * c.axes.s[0][a] + u * c.axes.s[0][b],
-                              part[u * (tile + 1) + j]);
+                tile_store<T>(
+                    c, at[0] + j * c.axes.s[0][a] + u * c.axes.s[0][b], part[u * (tile + 1) + j]);
         __syncthreads();
     }
 }
@@ -2402,8 +2397,8 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     c.src.data = k->src.data;
     c.src.dtype = k->src.dtype;
     if (find_transpose(&c)) return kernel.report("copy", launch_tiles(c, bits, kernel.stream));
-    return kernel.report("copy",
-                         bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
+    return kernel.report(
+        "copy", bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
 }
 /* --- functions of an element -------------------------------------------------------------- */
 
@@ -2696,8 +2691,8 @@ template <int fn> __device__ inline float value(float a, float b, float c, float
     else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
     else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
     else if constexpr (fn < FN_WHERE)
-        return mixpi_pair_slope((mixp_binary)(MIXP_BINARY_POWER + (fn - FN_PAIR_D) / 2),
-                                (fn - FN_PAIR_D) % 2, a, b, c);
+        return mixpi_pair_slope(
+            (mixp_binary)(MIXP_BINARY_POWER + (fn - FN_PAIR_D) / 2), (fn - FN_PAIR_D) % 2, a, b, c);
     else if constexpr (fn == FN_WHERE) return fabsf(a) > 0.0f ? b : c;
     else if constexpr (fn == FN_KEPT) return fabsf(a) > 0.0f ? b : q;
     else if constexpr (fn == FN_MASKED) return fabsf(a) > 0.0f ? q : b;
@@ -2939,8 +2934,8 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
     return run_map(&kernel, "unary", map_kernel(FN_UNARY + k->op, unary_maps[k->op], m), m);
 }
 
-static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
-                                             const mixp_unary_backward_args *k) {
+static mixp_result mixpi_cuda_unary_backward(
+    const mixp_exec *x, const mixp_unary_backward_args *k) {
     Kernel kernel(x);
     const bool alone = mixpi_slope_is_factor(k->op) != 0;
     const mixp_in &source = alone ? nothing_in : mixpi_slope_reads_result(k->op) ? k->y : k->a;
@@ -2950,8 +2945,8 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
     Map m = map_of(k->da, k->dy, source, k->n);
     m.p = k->p;
     m.q = k->q;
-    return run_map(&kernel, "unary_backward", map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m),
-                   m);
+    return run_map(
+        &kernel, "unary_backward", map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
 /* Records whether a loss is Inf or NaN; one warp, because the loss is one element. */
@@ -3013,8 +3008,8 @@ static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args 
     memset((void *)&job, 0, sizeof job);
     job.k = *k;
     job.draws = draws_of(on.state, k->seed, k->step, k->tensor);
-    return on.report("random", MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads),
-                                            map_threads, 0, on.stream, job));
+    return on.report("random",
+        MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads), map_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {
@@ -3048,8 +3043,8 @@ struct Strided {
 };
 
 /* Reads a source's next `width` elements. step: their distance. */
-__device__ inline void read_source(const mixp_in &a, int64_t at, int64_t step, int width,
-                                   float *v) {
+__device__ inline void read_source(
+    const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
     if (!a.data) return;
     if (width == 8 && step == 1) {
         get8(a, at, v);
@@ -3105,8 +3100,8 @@ __global__ void __launch_bounds__(map_threads, map_blocks)
 }
 
 /* Stores a run's sums of `width` outputs from `output` on, which are at `at` in the result. */
-__device__ inline void store_run(const Strided &m, int64_t run, int64_t output, int64_t at,
-                                 float *v) {
+__device__ inline void store_run(
+    const Strided &m, int64_t run, int64_t output, int64_t at, float *v) {
     if (m.runs > 1) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
@@ -3356,9 +3351,8 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
     m->width = is_by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
     StridedKernel dense = dense_sum_of(fn, *m);
-    return k->report(what,
-                     MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
-                                  grid_for(m->groups, map_threads), map_threads, 0, k->stream, *m));
+    return k->report(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
+                               grid_for(m->groups, map_threads), map_threads, 0, k->stream, *m));
 }
 
 /* The variant of sum_dense_columns that applies; NULL: none. */
@@ -3375,7 +3369,7 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
     unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
     if (many)
         return k->report(what, MIXPI_LAUNCH(sum_many_runs, (unsigned)ceil_div(m.outputs, warp_size),
-                                            warp_size * sums_each, 0, k->stream, m));
+                                   warp_size * sums_each, 0, k->stream, m));
     return k->report(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
 }
 
@@ -3414,8 +3408,8 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
 }
 
 /* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
-inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, const Axes &axes,
-                               Strided *m, bool sums) {
+inline mixp_result run_strided(
+    const mixp_exec *x, const char *what, int fn, const Axes &axes, Strided *m, bool sums) {
     Kernel k(x);
     for (int i = 0; i < 4; i++)
         if (!is_real(m->a[i].dtype)) return MIXP_ERR_DTYPE;
@@ -3485,8 +3479,8 @@ inline int binary_slope(const mixp_binary_args *k, bool sums) {
 }
 
 /* Adds the next source of the gradient. strides NULL: dense, as the axes. */
-inline bool add_source(Strided *m, Axes *axes, int source, const mixp_in &a,
-                       const int64_t *strides) {
+inline bool add_source(
+    Strided *m, Axes *axes, int source, const mixp_in &a, const int64_t *strides) {
     m->a[source] = a;
     if (strides) set_strides(axes, source, strides);
     return a.data != NULL;
@@ -3614,7 +3608,7 @@ static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_arg
     job.y = k->y;
     if (job.count <= 0) return MIXP_OK;
     return on.report("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, map_threads),
-                                             map_threads, 0, on.stream, job));
+                                    map_threads, 0, on.stream, job));
 }
 
 /* --- reductions and losses --------------------------------------------------------- */
@@ -3623,8 +3617,8 @@ namespace {
 
 /* A reduction over (outer, n, inner). `repeated`: the array (output or source) that repeats along
  * n. */
-inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int repeated,
-                              const mixp_reduce_args *k) {
+inline mixp_result reduce_any(
+    const mixp_exec *x, const char *what, int fn, int repeated, const mixp_reduce_args *k) {
     int64_t shape[3] = { k->outer, k->n, k->inner }, strides[3] = { k->inner, 0, 1 };
     Strided m = strided_of(k->y, k->factor);
     if (k->outer < 0 || k->n < 0 || k->inner < 0) return MIXP_ERR_ARGUMENT;
@@ -3648,7 +3642,7 @@ static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_red
 static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) {
     int64_t zero = 0, over = k->over ? k->over : k->n;
     Strided m = strided_of(mixpi_out_to(k->each ? k->each : k->y, MIXP_F32, 0),
-                           k->each ? 1.0f : (float)(1.0 / (double)over));
+        k->each ? 1.0f : (float)(1.0 / (double)over));
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT || k->n < 0) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !k->target.data) return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(1, &k->n);
@@ -3712,8 +3706,8 @@ __device__ inline uint32_t look8(const Quantising &q, int64_t i, int n, uint32_t
 }
 
 /* Element i, which is x, on the grid and back. An Inf or NaN of x stays: see mixpi_grid_keep. */
-__device__ inline float put_on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
-                                    mixpi_scales s) {
+__device__ inline float put_on_grid(
+    const Quantising &q, uint64_t key, int64_t i, float x, mixpi_scales s) {
     const float scaled = __fmul_rn(x, s.in);
     if ((mixp_bits_of_f32(x) & 0x7FFFFFFFu) >= 0x7F800000u) return __fmul_rn(scaled, s.out);
     uint32_t v = mixp_bits_of_f32(scaled), a = v & 0x7FFFFFFFu;
@@ -3740,8 +3734,8 @@ __device__ inline void put_on_grid_of(float *v, const float *in, const float *ou
 }
 
 /* The same for 8 elements from element i on. in, out: their scales. */
-__device__ inline void put8_on_grid(const Quantising &q, uint64_t key, int64_t i, float *v,
-                                    const float *in, const float *out) {
+__device__ inline void put8_on_grid(
+    const Quantising &q, uint64_t key, int64_t i, float *v, const float *in, const float *out) {
     if (fp8_is_native && q.k.element == MIXP_F8_E4M3)
         return put_on_grid_of<MIXP_F8_E4M3>(v, in, out);
     if (fp8_is_native && q.k.element == MIXP_F8_E5M2)
@@ -3754,8 +3748,8 @@ __device__ inline void put8_on_grid(const Quantising &q, uint64_t key, int64_t i
 }
 
 /* Quantises n elements from element i on, with one pair of scales. */
-__device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, int n,
-                                 mixpi_scales s) {
+__device__ inline void quantise8(
+    const Quantising &q, uint64_t key, int64_t i, int n, mixpi_scales s) {
     float v[8], in[8], out[8];
     get8_any(q.k.x, i, n, q.wide, v);
     MIXPI_UNROLL
@@ -3798,7 +3792,7 @@ __device__ inline Whole array_scale(const Quantising &q) {
 __device__ inline Whole line_scale(const Quantising &q, const Whole &whole, int64_t line) {
     if (!q.k.by_lines) return whole;
     const Whole own = { mixpi_scale_of_array(&q.k, q.parts[line]),
-                        mixp_f32_of_bits(q.parts[line]) };
+        mixp_f32_of_bits(q.parts[line]) };
     return own;
 }
 
@@ -3881,7 +3875,7 @@ __device__ inline int64_t eight_at(const mixp_quantise_args &k, int64_t e) {
 /* The errors of 16 elements from `at` on, `step` apart, with the scales for 4 and for 6. */
 struct Errors { float four, six; };
 __device__ inline Errors errors16(const Quantising &q, const Whole &whole, mixpi_scales four,
-                                  mixpi_scales six, int64_t at, int64_t step) {
+    mixpi_scales six, int64_t at, int64_t step) {
     Errors e = { 0.0f, 0.0f };
     for (int i = 0; i < 16; i++) {
         const float x = get1(q.k.x, at + i * step);
@@ -3893,8 +3887,8 @@ __device__ inline Errors errors16(const Quantising &q, const Whole &whole, mixpi
 
 /* The scales that a block keeps. Each of 16 neighbouring threads has the errors of one row: they
  * are added over rows 8, 4, 2 and 1 apart. down: each thread has a block. */
-__device__ inline mixpi_scales keep_smaller(Errors e, mixpi_scales four, mixpi_scales six,
-                                            bool down) {
+__device__ inline mixpi_scales keep_smaller(
+    Errors e, mixpi_scales four, mixpi_scales six, bool down) {
     for (int k = 8; k && !down; k /= 2) {
         e.four = __fadd_rn(e.four, __shfl_xor_sync(0xFFFFFFFFu, e.four, k));
         e.six = __fadd_rn(e.six, __shfl_xor_sync(0xFFFFFFFFu, e.six, k));
@@ -3905,8 +3899,8 @@ __device__ inline mixpi_scales keep_smaller(Errors e, mixpi_scales four, mixpi_s
 
 /* The scales of the block of 16 columns that begins at `at`. All threads of a warp call it; a team
  * past the last block (there: 0) has no elements. */
-__device__ inline mixpi_scales choose_block(const Quantising &q, const Whole &whole, uint32_t most,
-                                            int64_t at, bool there) {
+__device__ inline mixpi_scales choose_block(
+    const Quantising &q, const Whole &whole, uint32_t most, int64_t at, bool there) {
     const mixpi_scales six = mixpi_scales_of(&q.k, &q.grid, whole.scale, most);
     if (!q.k.choice) return six;
     const mixpi_scales four = mixpi_scales_e4m3(whole.scale, 1.5f, most);
@@ -3918,8 +3912,8 @@ __device__ inline mixpi_scales choose_block(const Quantising &q, const Whole &wh
 }
 
 /* Of a block of one column. */
-__device__ inline mixpi_scales choose_column(const Quantising &q, const Whole &whole, uint32_t most,
-                                             int64_t at, bool there) {
+__device__ inline mixpi_scales choose_column(
+    const Quantising &q, const Whole &whole, uint32_t most, int64_t at, bool there) {
     const mixpi_scales six = mixpi_scales_of(&q.k, &q.grid, whole.scale, most);
     if (!q.k.choice || !there) return six;
     const mixpi_scales four = mixpi_scales_e4m3(whole.scale, 1.5f, most);
@@ -3970,8 +3964,8 @@ __device__ inline void look_down(const Quantising &q, int64_t at, int n, int row
 }
 
 /* Quantises the same elements. in, out: the scales of the 8 columns, in shared memory. */
-__device__ inline void quantise_down(const Quantising &q, int64_t at, int n, int row,
-                                     const float *in, const float *out) {
+__device__ inline void quantise_down(
+    const Quantising &q, int64_t at, int n, int row, const float *in, const float *out) {
     uint64_t key = quantise_key(q);
     for (int64_t r = row; n > 0 && r < q.k.block_rows; r += quantise_threads / warp_size) {
         int64_t i = at + r * q.k.cols;
@@ -4057,9 +4051,8 @@ inline mixp_result quantise_look_at_lines(const mixp_exec *x, Kernel *on, Quanti
     const int64_t blocks = down ? ceil_div(lines, warp_size) : least(lines, 65535);
     q->parts = (uint32_t *)scratch_of(x, (size_t)lines * sizeof *q->parts);
     if (!q->parts) return MIXP_ERR_MEMORY;
-    return on->report("quantise",
-                      MIXPI_LAUNCH(down ? quantise_columns_amax : quantise_rows_amax,
-                                   (unsigned)blocks, quantise_threads, 0, on->stream, *q));
+    return on->report("quantise", MIXPI_LAUNCH(down ? quantise_columns_amax : quantise_rows_amax,
+                                      (unsigned)blocks, quantise_threads, 0, on->stream, *q));
 }
 
 /* The largest magnitudes of parts of the array, in scratch memory. */
@@ -4070,8 +4063,8 @@ inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) 
     q->part_count = (int)least(most_parts, ceil_div(threads, quantise_threads));
     q->parts = (uint32_t *)scratch_of(x, (size_t)q->part_count * sizeof *q->parts);
     if (!q->parts) return MIXP_ERR_MEMORY;
-    return on->report("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
-                                               quantise_threads, 0, on->stream, *q));
+    return on->report("quantise",
+        MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count, quantise_threads, 0, on->stream, *q));
 }
 
 /* --- recode --- */
@@ -4276,8 +4269,8 @@ __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
             if (k < n)
-                mixpi_loss_add(&sum, v[k], (double)y[k] * factor_of(q.k, i + k, decode), scale,
-                               q.k.beyond);
+                mixpi_loss_add(
+                    &sum, v[k], (double)y[k] * factor_of(q.k, i + k, decode), scale, q.k.beyond);
     }
 
     sum = block_loss(sum);
@@ -4405,9 +4398,9 @@ static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args 
     q.wide_scales = (uintptr_t)k->scales % 8 == 0;
     q.per_row = inverse_of(k->cols);
     q.per_block = inverse_of(k->block_rows * k->cols);
-    return on.report("recode",
-                     MIXPI_LAUNCH(recode_eights, grid_for(k->rows * k->cols / 8, quantise_threads),
-                                  quantise_threads, 0, on.stream, q));
+    return on.report(
+        "recode", MIXPI_LAUNCH(recode_eights, grid_for(k->rows * k->cols / 8, quantise_threads),
+                      quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
@@ -4415,9 +4408,8 @@ static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_a
     mixp_result r = mixpi_hadamard_wrong(k);
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.report("hadamard",
-                     MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256, 0,
-                                  on.stream, *k));
+    return on.report("hadamard", MIXPI_LAUNCH(hadamard_columns,
+                                     grid_for(k->rows / 16 * k->cols, 256), 256, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) {
@@ -4425,8 +4417,8 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
     if (!k->history || !k->scales || k->length < 1) return MIXP_ERR_ARGUMENT;
     if (k->n < 1 || k->n > MIXP_TURN_OPERANDS) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.report("turn",
-                     MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
+    return on.report(
+        "turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {
@@ -4568,8 +4560,8 @@ __device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) 
 }
 
 /* Reads a[row + ...]; elements out of range read as `missing`. */
-__device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
-                                float missing, float *v) {
+__device__ inline void get_part(
+    const mixp_in &a, int64_t row, const Part &p, bool wide, float missing, float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) {
         get8(a, i, v);
@@ -4587,13 +4579,13 @@ __device__ inline void put8_whole(const mixp_out &a, int64_t i, const float *v) 
         __stwb(p + 1, make_float4(v[4], v[5], v[6], v[7]));
     } else {
         __stwb((uint4 *)(void *)((uint16_t *)a.data + i),
-               make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
-                          low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7])));
+            make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
+                low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7])));
     }
 }
 /* a = v, whatever a.accumulate says. */
-__device__ inline void put_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
-                                const float *v) {
+__device__ inline void put_part(
+    const mixp_out &a, int64_t row, const Part &p, bool wide, const float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) {
         put8_whole(a, i, v);
@@ -4604,8 +4596,8 @@ __device__ inline void put_part(const mixp_out &a, int64_t row, const Part &p, b
         if (k < p.n) put1(a, i + k * p.step, v[k]);
 }
 /* a = v, or += v where a accumulates. */
-__device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
-                                float *v) {
+__device__ inline void add_part(
+    const mixp_out &a, int64_t row, const Part &p, bool wide, float *v) {
     float had[8];
     if (a.accumulate) {
         get_part(as_in(a), row, p, wide, 0.0f, had);
@@ -4618,15 +4610,15 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
 const mixp_dtype any_real = MIXP_DTYPE_COUNT;
 
 template <mixp_dtype D>
-__device__ inline void plain_get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
-                                      float missing, float *v) {
+__device__ inline void plain_get_part(
+    const mixp_in &a, int64_t row, const Part &p, bool wide, float missing, float *v) {
     if constexpr (D == any_real) get_part(a, row, p, wide, missing, v);
     else if (wide && p.step == 1 && p.n == 8) plain_get8<D>(a.data, row + p.col, v);
     else get_part(mixpi_in(a.data, D), row, p, false, missing, v);
 }
 template <mixp_dtype D>
-__device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
-                                      float *v) {
+__device__ inline void plain_add_part(
+    const mixp_out &a, int64_t row, const Part &p, bool wide, float *v) {
     float had[8];
     if (a.accumulate) {
         plain_get_part<D>(as_in(a), row, p, wide, 0.0f, had);
@@ -4639,8 +4631,8 @@ __device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part
 }
 
 /* An absent array reads as `otherwise` everywhere. */
-__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, float otherwise,
-                                   float *v) {
+__device__ inline void get_part_or(
+    const mixp_in &a, const Part &p, bool wide, float otherwise, float *v) {
     if (a.data) {
         get_part(a, 0, p, wide, otherwise, v);
         return;
@@ -4806,8 +4798,8 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
 /* The loss of a row whose target is valid. Its parts are added in double. */
-__device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const Exponents &e,
-                                     float below, float at_target) {
+__device__ inline double loss_of_row(
+    const EntropyJob &s, int32_t target, const Exponents &e, float below, float at_target) {
     float top = e.top - at_target, log_sum = logf(e.sum);
     double loss = (double)top + (double)log_sum;
     if (s.weights) {
@@ -4820,8 +4812,8 @@ __device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const 
     return loss;
 }
 /* Stores the row's loss. */
-__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
-                                float at_target) {
+__device__ inline void put_loss(
+    const EntropyJob &s, int64_t r, const Exponents &e, float below, float at_target) {
     /* Compute the loss: 0 for an ignored row, NaN for a target that is no column. */
     const int32_t target = s.targets[r];
     double loss = 0.0;
@@ -5012,7 +5004,7 @@ template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
  * `next` overwrites each part after the part's gradient is stored. */
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-                                  int64_t from, const Exponents &e, int64_t next) {
+    int64_t from, const Exponents &e, int64_t next) {
     /* Find the factors of the row's gradient. */
     const int32_t target = s.targets[r];
     const bool ignored = target == s.ignore;
@@ -5076,8 +5068,8 @@ static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_arg
     return on.report("softmax", MIXPI_ROWS(softmax_rows, on, job));
 }
 
-static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
-                                               const mixp_softmax_backward_args *k) {
+static mixp_result mixpi_cuda_softmax_backward(
+    const mixp_exec *x, const mixp_softmax_backward_args *k) {
     Kernel on(x);
     SoftmaxBackJob job = mixpi_cuda_job<SoftmaxBackJob>(*k);
     job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->y);
@@ -5123,8 +5115,8 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross
     return on.report("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
-static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
-                                                     const mixp_cross_entropy_backward_args *k) {
+static mixp_result mixpi_cuda_cross_entropy_backward(
+    const mixp_exec *x, const mixp_cross_entropy_backward_args *k) {
     Kernel on(x);
     EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
     job.fault = fault_flag(on.state);
@@ -5166,8 +5158,8 @@ static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
     return fits && job.cols > warp_cols ? (int)bytes : 0;
 }
 
-static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
-                                                 const mixp_cross_entropy_both_args *k) {
+static mixp_result mixpi_cuda_cross_entropy_both(
+    const mixp_exec *x, const mixp_cross_entropy_both_args *k) {
     Kernel on(x);
     EntropyBothJob job = mixpi_cuda_job<EntropyBothJob>(k->loss);
     if (!on.state) return MIXP_ERR_ORDER;
@@ -5191,7 +5183,7 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
         r = on.report("cross_entropy", mixpi_cuda_launch_both(on, job));
     if (r != MIXP_OK) return r;
     return on.report("cross_entropy",
-                     MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
+        MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
 }
 namespace {
 
@@ -5319,8 +5311,8 @@ __device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8]
     return rstd_of(s, warp_sum(sum));
 }
 template <mixp_dtype Out>
-__device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v, float mean,
-                                  float rstd) {
+__device__ inline void put_normed(
+    const NormJob &s, int64_t row, int64_t col, float *v, float mean, float rstd) {
     float g[8], b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     plain_get8<MIXP_F32>(s.gamma.data, col, g);
     if (s.beta.data) plain_get8<MIXP_F32>(s.beta.data, col, b);
@@ -5400,8 +5392,8 @@ const int     back_threads = 512, join_cols = 32, join_rows = 32;
 const int64_t most_slices = 1024;
 
 /* dy, h = (a - mean) rstd and d = dy gamma of row r. */
-__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy,
-                                 float *h, float *d) {
+__device__ inline void back_part(
+    const NormBackJob &s, int64_t r, const Part &p, float *dy, float *h, float *d) {
     float mean = s.rms ? 0.0f : s.mean[r], rstd = s.rstd[r];
     get_part(s.a, r * s.cols, p, s.wide, mean, h);
     get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
@@ -5435,8 +5427,8 @@ __device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy,
         dbeta[k] += dy[k];
     }
 }
-__device__ inline void put_columns(const NormBackJob &s, const Part &p, const float *dgamma,
-                                   const float *dbeta) {
+__device__ inline void put_columns(
+    const NormBackJob &s, const Part &p, const float *dgamma, const float *dbeta) {
     mixp_out to = { s.partial, MIXP_F32, 0 };
     int64_t at = (int64_t)blockIdx.x * 2 * s.cols;
     put_part(to, at, p, true, dgamma);
@@ -5444,8 +5436,8 @@ __device__ inline void put_columns(const NormBackJob &s, const Part &p, const fl
 }
 
 /* Writes one part of da = rstd (d - mean(d) - h mean(d h)). v: d. */
-__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, const float *h,
-                                float *v, float m1, float m2) {
+__device__ inline void put_back(
+    const NormBackJob &s, int64_t r, const Part &p, const float *h, float *v, float m1, float m2) {
     float rstd = s.rstd[r];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
@@ -5510,8 +5502,8 @@ template <mixp_dtype Dy, mixp_dtype A> struct BackRow {
 };
 
 template <mixp_dtype Dy, mixp_dtype A>
-__device__ inline void read_back(BackRow<Dy, A> &row, const NormBackJob &s, int64_t r,
-                                 int64_t col) {
+__device__ inline void read_back(
+    BackRow<Dy, A> &row, const NormBackJob &s, int64_t r, int64_t col) {
     row.mean = s.rms ? 0.0f : s.mean[r];
     row.rstd = s.rstd[r];
     if (col >= s.cols) return;
@@ -5633,7 +5625,7 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
     NormKernel kept = norm_kernel(job);
     if (kept)
         return on.report("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                              team_threads, 0, on.stream, job));
+                                     team_threads, 0, on.stream, job));
     return on.report("norm", MIXPI_ROWS(norm_rows, on, job));
 }
 
@@ -5668,7 +5660,7 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
     NormKernel kept = add_norm_kernel(job);
     if (!kept) return mixpi_cuda_add_then_norm(x, k);
     return on.report("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                              team_threads, 0, on.stream, job));
+                                     team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
@@ -5698,14 +5690,14 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_
     if (k->rows > 0 && (sums || k->da.data)) {
         const int64_t threads = least(round_up(ceil_div(k->cols, 8), warp_size), back_threads);
         r = on.report("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-                                                    (unsigned)threads, 0, on.stream, job));
+                                           (unsigned)threads, 0, on.stream, job));
     }
     if (r != MIXP_OK || !sums) return r;
 
     /* Add the slices' sums. */
     return on.report("norm_backward",
-                     MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
-                                  join_cols * join_rows, 0, on.stream, job, slices));
+        MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
+            join_cols * join_rows, 0, on.stream, job, slices));
 }
 namespace {
 
@@ -5795,8 +5787,8 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
 
 /* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
  * unless `to` is NULL. */
-__device__ inline int64_t place_by_id(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
-                                      int64_t n, int64_t *to) {
+__device__ inline int64_t place_by_id(
+    const EmbeddingBackJob &s, int64_t low, const int64_t *list, int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
     const int me = (int)threadIdx.x;
@@ -6033,14 +6025,14 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding
     if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0) return MIXP_OK;
-    return on.report("embedding",
-                     MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
-                                  team_threads, 0, on.stream, job));
+    return on.report(
+        "embedding", MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
+                         team_threads, 0, on.stream, job));
 }
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
-static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
-                                      void *memory) {
+static size_t mixpi_cuda_carve_sorted(
+    Sorted *to, const mixp_embedding_backward_args *k, void *memory) {
     if (memory) {
         to->list = (int64_t *)memory;
         to->order = to->list + k->rows;
@@ -6049,8 +6041,8 @@ static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_
     return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
 }
 
-static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
-                                                 const mixp_embedding_backward_args *k) {
+static mixp_result mixpi_cuda_embedding_backward(
+    const mixp_exec *x, const mixp_embedding_backward_args *k) {
     Kernel on(x);
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
@@ -6067,16 +6059,16 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     job.fault = fault_flag(on.state);
     const int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
-    mixp_result r = on.report("embedding_backward",
-                              MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
-                                           team_threads, 0, on.stream, job, to, each));
+    mixp_result r = on.report(
+        "embedding_backward", MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
+                                  team_threads, 0, on.stream, job, to, each));
     if (r != MIXP_OK || k->cols <= 0) return r;
 
     /* Add the rows of each id. */
     const int64_t threads = least(round_up(k->cols, warp_size), team_threads);
     const unsigned grid = grid_for(k->vocab * ceil_div(k->cols, threads), 1);
     return on.report("embedding_backward",
-                     MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads, 0, on.stream, job, to));
+        MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads, 0, on.stream, job, to));
 }
 
 static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
@@ -6089,7 +6081,7 @@ static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args 
     if (count <= 0) return MIXP_OK;
     job.fault = fault_flag(on.state);
     return on.report("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
-                                            team_threads, 0, on.stream, job));
+                                   team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
@@ -6104,12 +6096,12 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     if (is_kept_gather(*k)) {
         int64_t warps = least(team_threads / warp_size, gather_row_bytes / gather_row_size(*k));
         return on.report("gather_backward",
-                         MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),
-                                      (unsigned)(warps * warp_size),
-                                      (size_t)(warps * gather_row_size(*k)), on.stream, job));
+            MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),
+                (unsigned)(warps * warp_size), (size_t)(warps * gather_row_size(*k)), on.stream,
+                job));
     }
     return on.report("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
-                                                     team_threads, 0, on.stream, job));
+                                            team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
@@ -6125,16 +6117,16 @@ static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) 
     job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + angles;
-    mixp_result r = on.report("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
-                                                   team_threads, 0, on.stream, job));
+    mixp_result r = on.report("rope",
+        MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads, 0, on.stream, job));
     if (r != MIXP_OK) return r;
 
     /* Rotate the pairs, 8 a thread where addresses allow it. */
     if (k->d % 16 == 0 && is_wide(k->a) && is_wide(k->y))
         return on.report("rope", MIXPI_LAUNCH(rope_eights, grid_for(pairs / 8, team_threads),
-                                              team_threads, 0, on.stream, job));
-    return on.report("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
-                                          0, on.stream, job));
+                                     team_threads, 0, on.stream, job));
+    return on.report("rope",
+        MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads, 0, on.stream, job));
 }
 /* The macros of rows.cu: no later room computes rows. */
 #undef MIXPI_ROWS
@@ -6353,7 +6345,7 @@ static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
     if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0) return MIXP_OK;
     return on.report("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
-                                         team_threads, 0, on.stream, *k, lanes));
+                                team_threads, 0, on.stream, *k, lanes));
 }
 
 static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_backward_args *k) {
@@ -6364,8 +6356,8 @@ static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_ba
         return MIXP_ERR_DTYPE;
     if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
     if (count <= 0) return MIXP_OK;
-    return on.report("max_backward", MIXPI_LAUNCH(max_back, grid_for(count, team_threads),
-                                                  team_threads, 0, on.stream, *k));
+    return on.report("max_backward",
+        MIXPI_LAUNCH(max_back, grid_for(count, team_threads), team_threads, 0, on.stream, *k));
 }
 
 /* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
@@ -6387,7 +6379,7 @@ static mixp_result mixpi_cuda_merge_topk(Kernel *on, const mixp_exec *x, const m
         job.to = job.from == ranks ? ranks + count : ranks;
         if (2 * job.width >= k->cols) job.to = NULL;
         r = on->report("topk", MIXPI_LAUNCH(topk_merge, grid_for(count, team_threads), team_threads,
-                                            0, on->stream, job));
+                                   0, on->stream, job));
     }
     return r;
 }
@@ -6401,7 +6393,7 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     if (count <= 0) return MIXP_OK;
     if (k->cols <= topk_short)
         return on.report("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
-                                              team_threads, 0, on.stream, *k));
+                                     team_threads, 0, on.stream, *k));
     if (!is_topk_sorted(*k)) return mixpi_cuda_merge_topk(&on, x, k);
     return on.report(
         "topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads, 0, on.stream, *k));
@@ -6481,8 +6473,8 @@ struct Prepare {
 };
 
 /* mixp_step_prepare with one thread per group, in the only block that writes the step's state. */
-__device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step,
-                               const Prepare &p) {
+__device__ inline void prepare(
+    const mixp_step_plan &plan, mixp_step_state *step, const Prepare &p) {
     MIXPI_SHARED(int, due, 1);
     int g = (int)threadIdx.x;
     if (g == 0) {
@@ -6496,15 +6488,15 @@ __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step
     mirror_store(both);
 }
 
-__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
-                             const Prepare p) {
+__global__ void prepare_step(
+    const __grid_constant__ mixp_step_plan plan, mixp_step_state *step, const Prepare p) {
     prepare(plan, step, p);
 }
 
 /* Advances the scale, except after a stopped step, which says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const mixp_look *wide, const mixp_look *narrow, int32_t forgives,
-                               int32_t falls, const int32_t *stop, const Mirrored mirror) {
+    const mixp_look *wide, const mixp_look *narrow, int32_t forgives, int32_t falls,
+    const int32_t *stop, const Mirrored mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
@@ -6567,8 +6559,8 @@ __global__ void check_parts(const __grid_constant__ mixp_check_buffers_args k) {
 }
 
 /* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
-__global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k,
-                            const int32_t *stop) {
+__global__ void agree_ranks(
+    const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k, const int32_t *stop) {
     /* Read what all ranks wrote. */
     if (k.reads) {
         if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step, k.scaler);
@@ -6642,8 +6634,8 @@ __device__ inline void look_at(Look &l, const float *given, const float *v, int6
 
 /* One chunk, by a block. place: the place of its first element among all chunks. When unscaling in
  * place, the statistics are of the stored values, rounded to the gradient's dtype. */
-__device__ inline void gather_chunk(Look &l, const mixp_param_row &row, const Chunk &c,
-                                    int64_t place, float factor, int unscale) {
+__device__ inline void gather_chunk(
+    Look &l, const mixp_param_row &row, const Chunk &c, int64_t place, float factor, int unscale) {
     const mixp_out grad = array_at(row.grad, row.grad_dtype);
     const bool wide = is_aligned(grad.data);
     const int64_t end = chunk_end(c, row.count);
@@ -6719,7 +6711,7 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 
 __global__ void __launch_bounds__(look_threads)
     gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
-                  const __grid_constant__ mixp_step_plan plan, const Prepare then) {
+        const __grid_constant__ mixp_step_plan plan, const Prepare then) {
     /* Sum the block's bins, each in the order of its chunks. */
     Walk w = walk_of(k.rows, k.count);
     const float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
@@ -6805,8 +6797,8 @@ __device__ inline void join_look(mixp_look *to, const Seen &s, int64_t n) {
     add_count(&to->saturated, s.past);
 }
 
-__device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
-                                    int64_t *exponents) {
+__device__ inline void look_at_some(
+    Seen &s, const mixpi_look_limits &at, const float *v, int n, int64_t *exponents) {
     for (int j = 0; j < n; j++) {
         uint32_t bits = mixp_bits_of_f32(v[j]) & 0x7FFFFFFFu;
         look_at_one(s, at, bits);
@@ -7075,8 +7067,8 @@ __device__ inline void update_muon(const mixp_step_scalars &u, mixp_optimizer_ki
     }
 }
 /* NAdam and Adamax, and kinds with a third state. */
-__device__ inline void update_later(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                    const mixp_param_row &row, Cell &c) {
+__device__ inline void update_later(
+    const mixp_step_scalars &u, mixp_optimizer_kind kind, const mixp_param_row &row, Cell &c) {
     float third[8];
     if (row.third) get8_any(mixp_in{ row.third, MIXP_F32 }, c.i, c.n, c.wide, third);
     MIXPI_UNROLL
@@ -7090,8 +7082,8 @@ __device__ inline bool is_later(mixp_optimizer_kind kind, const mixp_param_row &
 
 /* wide: the table may have small states and any kind; otherwise none of update_later. */
 template <bool wide>
-__device__ inline void update_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                       const mixp_param_row &row, Cell &c) {
+__device__ inline void update_elements(
+    const mixp_step_scalars &u, mixp_optimizer_kind kind, const mixp_param_row &row, Cell &c) {
     const bool momentum = row.m != NULL;
     if (wide && is_later(kind, row)) update_later(u, kind, row, c);
     else if (kind >= MIXP_OPTIMIZER_MUON) update_muon(u, kind, c);
@@ -7107,8 +7099,8 @@ __device__ inline void update_elements(const mixp_step_scalars &u, mixp_optimize
     }
 }
 
-__device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &c,
-                                  mixp_lost &lost) {
+__device__ inline void count_lost(
+    mixp_dtype low, const float *was, const Cell &c, mixp_lost &lost) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         if (k >= c.n || mixp_bits_of_f32(was[k]) == mixp_bits_of_f32(c.p[k])) continue;
@@ -7121,7 +7113,7 @@ __device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &
  * than f32, and be of any kind. counting: counts lost updates. */
 template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                                mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
+    mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
     /* Read the gradient, the weight and the moments. */
     get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
@@ -7149,8 +7141,8 @@ __device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
 
 /* The scalars of a row's update, with all threads of a block. A row that missed steps has its own
  * bias corrections. */
-__device__ inline mixp_step_scalars
-update_for(const mixp_step_plan &plan, const mixp_step_state *step, const mixp_param_row &row) {
+__device__ inline mixp_step_scalars update_for(
+    const mixp_step_plan &plan, const mixp_step_state *step, const mixp_param_row &row) {
     MIXPI_SHARED(mixp_step_scalars, late, 1);
     if (!row.missed || !*row.missed) return step->update[row.group];
     if (threadIdx.x == 0)
@@ -7162,7 +7154,7 @@ update_for(const mixp_step_plan &plan, const mixp_step_state *step, const mixp_p
 template <bool small, bool counting>
 __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
     update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
-                  int64_t count, const mixp_step_state *step, mixp_lost *lost) {
+        int64_t count, const mixp_step_state *step, mixp_lost *lost) {
     Walk w = walk_of(rows, count);
     Chunk at;
     const bool skip = step->skip != 0;
@@ -7198,7 +7190,7 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
     const Mirrored none = { NULL, NULL, NULL, 0, 0 };
     Prepare p = { 1, &s->block->stop, scaler, mirror_of(s, step, sizeof *step),
-                  scaler ? mirror_of(s, scaler, sizeof *scaler) : none };
+        scaler ? mirror_of(s, scaler, sizeof *scaler) : none };
     return p;
 }
 
@@ -7216,10 +7208,10 @@ static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_sta
     Prepare then = {};
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
     job.plan = NULL;
-    return k.report("grad_stats",
-                    MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
-                                 look_threads, 0, k.stream, job, bins, k.state->block->arrived,
-                                 args->plan ? *args->plan : no_plan, then));
+    return k.report(
+        "grad_stats", MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
+                          look_threads, 0, k.stream, job, bins, k.state->block->arrived,
+                          args->plan ? *args->plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
@@ -7232,9 +7224,8 @@ static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *arg
 static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.report("prepare",
-                    MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan, args->step,
-                                 prepare_of(k.state, args->step, args->scaler)));
+    return k.report("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan,
+                                   args->step, prepare_of(k.state, args->step, args->scaler)));
 }
 
 /* Does the table need the kernel for small states and all kinds? */
@@ -7249,19 +7240,17 @@ static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args 
     auto kernel = wide ? update_chunks<true, false> : update_chunks<false, false>;
     if (args->lost) kernel = wide ? update_chunks<true, true> : update_chunks<false, true>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.report("update",
-                    MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
-                                 *args->plan, args->rows, args->count, args->step, args->lost));
+    return k.report("update", MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
+                                  *args->plan, args->rows, args->count, args->step, args->lost));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.report("advance",
-                    MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule,
-                                 args->scaler, args->wide, args->narrow, args->forgives,
-                                 args->falls, &k.state->block->stop,
-                                 mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+        MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule, args->scaler,
+            args->wide, args->narrow, args->forgives, args->falls, &k.state->block->stop,
+            mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
 static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
@@ -7277,8 +7266,8 @@ static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_arg
     return k.report("restore", MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
 }
 
-static mixp_result mixpi_cuda_check_buffers(const mixp_exec *x,
-                                            const mixp_check_buffers_args *args) {
+static mixp_result mixpi_cuda_check_buffers(
+    const mixp_exec *x, const mixp_check_buffers_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
 
@@ -7288,8 +7277,8 @@ static mixp_result mixpi_cuda_check_buffers(const mixp_exec *x,
         most = args->parts[i].count > most ? args->parts[i].count : most;
     const int64_t blocks = ceil_div(most, 8 * look_threads);
     const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
-    return k.report("check_buffers",
-                    MIXPI_LAUNCH(check_parts, grid, look_threads, 0, k.stream, *args));
+    return k.report(
+        "check_buffers", MIXPI_LAUNCH(check_parts, grid, look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
@@ -7300,7 +7289,7 @@ static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *arg
     if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
     int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
     return k.report("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most), look_threads,
-                                         0, k.stream, *args, mixpi_look_limits_of(args->low)));
+                                0, k.stream, *args, mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
@@ -7309,7 +7298,7 @@ static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *a
     mixp_agree_args job = *args;
     job.plan = NULL; /* the host's: the kernel gets the plan itself */
     return k.report("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan, job,
-                                          &k.state->block->stop));
+                                 &k.state->block->stop));
 }
 /* ==== 6. GEMM ============================================================== >>gemm ====
  *
@@ -7340,7 +7329,7 @@ const int tile_side = 64, tile_depth = 16, tile_pitch = tile_side + 4, tile_thre
 
 /* Loads op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..] to tile[p * pitch + i]; 0 beyond rows and k. */
 __device__ inline void tile_load(float *tile, mixp_in a, int64_t first, int64_t step_i,
-                                 int64_t step_p, int64_t rows, int64_t depth) {
+    int64_t step_p, int64_t rows, int64_t depth) {
     MIXPI_UNROLL
     for (int e = 0; e < tile_side * tile_depth / tile_threads; e++) {
         int at = (int)threadIdx.x + e * tile_threads;
@@ -7367,8 +7356,8 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
     }
 }
 
-__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j,
-                                  const float (*sums)[4]) {
+__device__ inline void tile_store(
+    const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j, const float (*sums)[4]) {
     float alpha = mixpi_gemm_alpha(&g);
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
@@ -7415,12 +7404,12 @@ struct Matrix {
 };
 
 inline Matrix matrix_a(const mixp_gemm_args &g) {
-    return Matrix{ g.a,        g.trans_a ? g.k : g.m,   g.trans_a ? g.m : g.k, g.lda,
-                   g.stride_a, g.stride_a ? g.batch : 1 };
+    return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
+        g.stride_a ? g.batch : 1 };
 }
 inline Matrix matrix_b(const mixp_gemm_args &g) {
-    return Matrix{ g.b,        g.trans_b ? g.n : g.k,   g.trans_b ? g.k : g.n, g.ldb,
-                   g.stride_b, g.stride_b ? g.batch : 1 };
+    return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
+        g.stride_b ? g.batch : 1 };
 }
 inline Matrix matrix_c(const mixp_gemm_args &g) {
     return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch };
@@ -7485,8 +7474,8 @@ inline bool is_pack_needed(const Matrix &m, mixp_dtype dtype, bool strict) {
 }
 
 /* Room for m as a dense matrix of this dtype, its rows padded to 8 elements. */
-inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld,
-                        int64_t *stride) {
+inline size_t pack_room(
+    Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld, int64_t *stride) {
     size_t start = p->bytes;
     *ld = round_up(m.cols, 8);
     *stride = m.count > 1 ? m.rows * *ld : 0;
@@ -7657,14 +7646,14 @@ inline cudaDataType_t library_type(int32_t dtype) {
 
 /* The layout of a row-major matrix for cuBLASLt, in which rows are columns. */
 inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols,
-                        int64_t ld, int64_t batch, int64_t stride) {
+    int64_t ld, int64_t batch, int64_t stride) {
     int32_t count = (int32_t)batch;
     return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols, (uint64_t)rows,
-                                      ld) == CUBLAS_STATUS_SUCCESS &&
+               ld) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                                            sizeof count) == CUBLAS_STATUS_SUCCESS &&
+               sizeof count) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                            &stride, sizeof stride) == CUBLAS_STATUS_SUCCESS;
+               &stride, sizeof stride) == CUBLAS_STATUS_SUCCESS;
 }
 
 inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value, size_t size) {
@@ -7690,11 +7679,11 @@ inline bool plan_set_epilogue(Plan *p, const void *at) {
     if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
     return plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
            (!has_vector(epilogue) ||
-            (plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type) &&
-             plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, sizeof at))) &&
+               (plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type) &&
+                   plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, sizeof at))) &&
            (!has_before(epilogue) ||
-            (plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k.n, sizeof k.n) &&
-             plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at)));
+               (plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k.n, sizeof k.n) &&
+                   plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at)));
 }
 
 inline bool plan_set_alpha(Plan *p) {
@@ -7720,9 +7709,9 @@ const int32_t scales_of_128 = 0, scales_of_squares = 0;
 /* Sets the addresses of the scales. cuBLASLt's A is our b. */
 inline bool plan_set_scales(Plan *p, const void *of_a, const void *of_b) {
     return (p->key.modes % 16 == 0 ||
-            plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a)) &&
+               plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a)) &&
            (p->key.modes / 16 == 0 ||
-            plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
+               plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
 }
 
 /* Sets the modes of scales. at: a sample of their addresses, until a product sets its own. */
@@ -7746,9 +7735,9 @@ inline bool plan_describe(Plan *p, const void *at) {
     return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
            layout_make(&p->a, k.dtype_a, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k, k.lda,
-                       k.batch, k.stride_a) &&
+               k.batch, k.stride_a) &&
            layout_make(&p->b, k.dtype_b, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n, k.ldb,
-                       k.batch, k.stride_b) &&
+               k.batch, k.stride_b) &&
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) && plan_set_alpha(p) &&
@@ -7758,7 +7747,7 @@ inline bool plan_describe(Plan *p, const void *at) {
 /* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
  * not depend on where the allocator happened to place an array. */
 inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
-                           bool aligned, int32_t dtype) {
+    bool aligned, int32_t dtype) {
     uint32_t bytes = aligned ? 16 : (uint32_t)dtype_bytes((mixp_dtype)dtype);
     return cublasLtMatmulPreferenceSetAttribute(p, what, &bytes, sizeof bytes) ==
            CUBLAS_STATUS_SUCCESS;
@@ -7773,19 +7762,17 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
     /* cuBLASLt's A is our b. */
     const int off = key.flags;
     return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                &workspace_bytes,
-                                                sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+               &workspace_bytes, sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                &reductions,
-                                                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b),
-                          key.dtype_b) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a),
-                          key.dtype_a) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & unaligned_c),
-                          key.dtype_c) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & unaligned_c),
-                          key.dtype_c);
+               &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+           prefer_aligned(
+               p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b), key.dtype_b) &&
+           prefer_aligned(
+               p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a), key.dtype_a) &&
+           prefer_aligned(
+               p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & unaligned_c), key.dtype_c) &&
+           prefer_aligned(
+               p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & unaligned_c), key.dtype_c);
 }
 
 /* Does the status mean that cuBLASLt does not support this product? Any other error may be
@@ -7823,8 +7810,8 @@ inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int 
 
 inline mixp_result refuse_choice(State *s) {
     return say(s, MIXP_ERR_DEVICE, "gemm_choices",
-               "cuBLASLt refuses an algorithm in this text; omit gemm_choices, run a step, and "
-               "save the text again");
+        "cuBLASLt refuses an algorithm in this text; omit gemm_choices, run a step, and save the "
+        "text again");
 }
 
 /* Does cuBLASLt accept the algorithm of this choice, for this product and in our workspace? */
@@ -7863,8 +7850,8 @@ inline mixp_result plan_ask(State *s, Plan *p) {
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
         e = CUBLAS_STATUS_ALLOC_FAILED;
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c, preference,
-                                           most_algorithms, list, &found);
+        e = cublasLtMatmulAlgoGetHeuristic(
+            s->lt, p->product, p->b, p->a, p->c, p->c, preference, most_algorithms, list, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return report_failure(s, e);
 
@@ -7928,17 +7915,16 @@ inline mixp_result plan_of(State *s, const Product &product, Plan **found) {
 /* --- a call ---------------------------------------------------------------------------- */
 
 /* Packs an operand into scratch memory, and points `to` at the copy. */
-inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int64_t ld,
-                                void *copy) {
+inline mixp_result pack_operand(
+    Kernel *k, const Matrix &from, mixp_in *to, int64_t ld, void *copy) {
     mixp_out out = { copy, to->dtype, 0 };
     Matrix dst = from;
     to->data = copy;
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
-    return k->report("gemm",
-                     MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256, 0,
-                                  k->stream, out, dst, from, has_aligned_rows(from)));
+    return k->report("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
+                                 256, 0, k->stream, out, dst, from, has_aligned_rows(from)));
 }
 
 inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
@@ -7957,9 +7943,9 @@ inline bool product_point(const Product &p, Plan *plan) {
     const void *vector = p.sums ? p.sums : p.g.bias.data;
     return plan_set_scales(plan, p.scales_a, p.scales_b) &&
            (!has_vector(p.epilogue) ||
-            plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
-           (!has_before(p.epilogue) ||
-            plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before, sizeof p.before));
+               plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
+           (!has_before(p.epilogue) || plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                           &p.before, sizeof p.before));
 }
 
 /* Runs the product with the plan's algorithm `which`. */
@@ -7970,8 +7956,8 @@ inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int 
     const float *alpha = g.alpha_at ? g.alpha_at : &g.alpha;
     const float *beta = g.alpha_at ? &s->block->betas[g.c.accumulate != 0] : &one;
     return cublasLtMatmul(s->lt, plan->product, alpha, g.b.data, plan->b, g.a.data, plan->a, beta,
-                          g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
-                          s->workspace, workspace_bytes, k->stream);
+        g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which], s->workspace,
+        workspace_bytes, k->stream);
 }
 
 /* Runs the product. If cuBLASLt refuses an algorithm that it offered, drops the algorithm for good
@@ -8103,12 +8089,12 @@ inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Prod
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
     return k->report("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c, c,
-                                          sums, g.bias, has_aligned_rows(c)));
+                                 sums, g.bias, has_aligned_rows(c)));
 }
 
 /* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
-inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, Product p,
-                               bool *done) {
+inline mixp_result product_try(
+    const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, Product p, bool *done) {
     Plan *plan = NULL;
     mixp_result r = plan_of(k->state, p, &plan);
     if (r != MIXP_OK || !is_usable(plan)) return r;
@@ -8125,8 +8111,8 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
 
 inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
-    return k->report("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads,
-                                          0, k->stream, g));
+    return k->report("gemm",
+        MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads, 0, k->stream, g));
 }
 
 /* Tries cuBLASLt with the operands as they are, then with packed operands, then our own kernel,
@@ -8193,7 +8179,7 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     if (sums && ((!k.sums.data && g.m > 0) || g.lda != (g.trans_a ? g.m : g.k)))
         return "row sums need a buffer for the sums and a dense matrix a";
     if (!sums && ((!k.before.data && !no_elements) || g.c.accumulate || g.ldc != g.n ||
-                  k.before.dtype != g.c.dtype))
+                     k.before.dtype != g.c.dtype))
         return "GELU needs `before`: dense, and of c's dtype";
     if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
     return NULL;
@@ -8264,8 +8250,7 @@ inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_a
 /* Times the fused product, and the product followed by a kernel, in turns. If the second is faster,
  * marks the fused plan as unusable. */
 inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
-                                  const mixp_gemm_epilogue_args &trial, const Product &p,
-                                  Plan *plan) {
+    const mixp_gemm_epilogue_args &trial, const Product &p, Plan *plan) {
     if (!product_point(p, plan)) return MIXP_OK;
     mixp_result done = MIXP_OK;
     const auto run_apart = [&] {
@@ -8288,8 +8273,8 @@ inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
     return MIXP_OK;
 }
 
-inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
-                                    const mixp_gemm_epilogue_args &k, Product p) {
+inline mixp_result epilogue_measure(
+    const mixp_exec *x, Kernel *on, const mixp_gemm_epilogue_args &k, Product p) {
     Plan *plan = NULL;
     mixp_result r = plan_of(on->state, p, &plan);
     if (r != MIXP_OK || is_measured(on->state, plan)) return r;
@@ -8310,8 +8295,8 @@ inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
     return r;
 }
 
-inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on, const mixp_gemm_epilogue_args &k,
-                                bool *done) {
+inline mixp_result epilogue_try(
+    const mixp_exec *x, Kernel *on, const mixp_gemm_epilogue_args &k, bool *done) {
     Product p = product_of(k.gemm, false);
     mixp_result r = open_products(on->state);
     if (r != MIXP_OK || !is_fusible(k, p)) return r;
@@ -8388,7 +8373,7 @@ const char *const choices_mark = "mixprec products 2:";
 
 inline void write_head(Writer *w, const State *s) {
     write_text(w, "%s cuBLASLt %zu, capability %d, %d multiprocessors\n", choices_mark,
-               cublasLtGetVersion(), s->capability, s->processors);
+        cublasLtGetVersion(), s->capability, s->processors);
 }
 
 inline void write_plan(Writer *w, const Plan *p) {
@@ -8698,9 +8683,9 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
     const unsigned grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
     if (tiles)
         return k->report("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
-                                              e.mode == scales_of_16 ? (int64_t)16 : 32));
+                                     e.mode == scales_of_16 ? (int64_t)16 : 32));
     return k->report("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
-                                          e.mode == scales_of_squares));
+                                 e.mode == scales_of_squares));
 }
 
 /* Writes the operand's codes and scales to *room, and moves *room behind them. */
@@ -8712,7 +8697,7 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     const unsigned grid = grid_for(e->rows * e->cols / each, encode_threads);
     const mixp_result r =
         k->report("gemm", MIXPI_LAUNCH(e->over_rows ? narrow_codes_across : narrow_codes_along,
-                                       grid, encode_threads, 0, k->stream, *e));
+                              grid, encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 
@@ -8742,8 +8727,8 @@ inline bool is_writable(const mixp_gemm_args &g) {
 }
 
 /* Encodes both operands in room, and multiplies their codes. */
-inline mixp_result run_codes(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
-                             char *room) {
+inline mixp_result run_codes(
+    Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b, char *room) {
     mixp_result r = encode(k, a, &room);
     if (r == MIXP_OK) r = encode(k, b, &room);
     p.g.a.data = a->codes;
@@ -8755,8 +8740,8 @@ inline mixp_result run_codes(Kernel *k, Product p, Plan *plan, Encoding *a, Enco
 }
 
 /* Sets *done if cuBLASLt multiplied the codes. */
-inline mixp_result try_codes(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
-                             bool *done) {
+inline mixp_result try_codes(
+    const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n, bool *done) {
     Encoding a = encoding_of(matrix_a(n.gemm), n.a, n.gemm.trans_a != 0);
     Encoding b = encoding_of(matrix_b(n.gemm), n.b, n.gemm.trans_b == 0);
     if (!is_writable(n.gemm) || !is_encodable(a, matrix_a(n.gemm)) ||
@@ -8870,8 +8855,8 @@ __device__ inline float cap_slope(const Heads &h, float s) {
 /* The mask's value for a query and a key, both in range. */
 __device__ inline float mask_of(const Heads &h, int z, int query, int key) {
     if (!h.mask.data) return 0.0f;
-    return get1(h.mask,
-                head_at(h, h.mask_at, z) + query * h.mask_at.row + (int64_t)key * h.mask_key);
+    return get1(
+        h.mask, head_at(h, h.mask_at, z) + query * h.mask_at.row + (int64_t)key * h.mask_key);
 }
 
 /* The key of dropout's random numbers; 0 without dropout. */
@@ -8933,8 +8918,8 @@ __device__ inline void left_factor(uint32_t *a, const uint16_t *tile, int row, i
 template <int D>
 __device__ inline void right_rows(uint32_t *b, const uint16_t *tile, int row, int k) {
     int lane = (int)threadIdx.x % warp_size;
-    ldmatrix_x4<false>(b,
-                       tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8, 2 * k ^ lane / 8 % 2));
+    ldmatrix_x4<false>(
+        b, tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8, 2 * k ^ lane / 8 % 2));
 }
 /* The right factor of scores x other: 16 rows are summed over, 16 columns stay. */
 template <int D>
@@ -8965,8 +8950,8 @@ template <bool bf16> __device__ inline void as_left_factor(uint32_t *a, const fl
 
 /* sums[M][D] += weights[M][16] x rows [row, row+16) of the tile */
 template <int D, int M, bool bf16>
-__device__ inline void add_weighted(float (*sums)[D / 8][4], const uint32_t (*weights)[4],
-                                    const uint16_t *tile, int row) {
+__device__ inline void add_weighted(
+    float (*sums)[D / 8][4], const uint32_t (*weights)[4], const uint16_t *tile, int row) {
     MIXPI_UNROLL
     for (int n = 0; n < D / 16; n++) {
         uint32_t b[4];
@@ -9012,8 +8997,8 @@ template <int D, int M> struct RowSums { float o[M][D / 8][4], top[M][2], sum[M]
 
 /* s = queries x keys' */
 template <int D, bool bf16, int M, int N>
-__device__ inline void forward_scores(float (*s)[N / 8][4], const uint32_t (*q)[D / 16][4],
-                                      const uint16_t *keys) {
+__device__ inline void forward_scores(
+    float (*s)[N / 8][4], const uint32_t (*q)[D / 16][4], const uint16_t *keys) {
     MIXPI_UNROLL
     for (int k = 0; k < D / 16; k++) {
         MIXPI_UNROLL
@@ -9061,8 +9046,8 @@ __device__ inline void forward_modify(float (*s)[4], const Heads &h, const Place
 
 /* Drops weights of a fragment. */
 template <int N>
-__device__ inline void forward_drop(float (*s)[4], const Heads &h, uint64_t draws,
-                                    const Place &at) {
+__device__ inline void forward_drop(
+    float (*s)[4], const Heads &h, uint64_t draws, const Place &at) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -9081,8 +9066,8 @@ template <bool modified> __device__ inline float exp_from(float s, float top, fl
  * multiplied by, for their new top. top is the maximum of changed scores; otherwise of scores times
  * factor, where factor is scale log2 e. */
 template <bool modified, int N>
-__device__ inline float forward_half(float (*s)[4], float &top_so_far, float &sum_so_far, int half,
-                                     float factor) {
+__device__ inline float forward_half(
+    float (*s)[4], float &top_so_far, float &sum_so_far, int half, float factor) {
     float most = -INFINITY, top, shrink, sum = 0.0f;
 
     /* Find the row's new top, over the four threads that share the row. */
@@ -9125,8 +9110,7 @@ __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m, f
 /* Processes one tile of keys and values. q: the warp's queries; the first is tile.row. */
 template <int D, bool bf16, bool modified, int M>
 __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t draws,
-                                    const uint32_t (*q)[D / 16][4], const uint16_t *keys,
-                                    const Place &tile) {
+    const uint32_t (*q)[D / 16][4], const uint16_t *keys, const Place &tile) {
     const int N = Forward<D, modified>::keys;
     int lane = (int)threadIdx.x % warp_size, end = tile.end;
     float s[M][N / 8][4] = {};
@@ -9167,12 +9151,11 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
 
         /* Join the row's sum. A row that sees no key has none, and is 0. */
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
-        bool none, stochastic;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-        none = h.may_hide && sum <= 0.0f;
+        bool none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
-        stochastic = is_stochastic(h, sum);
+        bool stochastic = is_stochastic(h, sum);
 
         /* Store the logarithm of the sum, which the backward pass reads. */
         if (query >= h.t) continue;
@@ -9186,7 +9169,7 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
         for (int n = 0; n < D / 8; n++) {
             float x = r.o[m][n][2 * half] * inverse, y = r.o[m][n][2 * half + 1] * inverse;
             put_pair(h.out, at + 8 * n, stochastic ? mixpi_round_stochastically(h.out.dtype, x) : x,
-                     stochastic ? mixpi_round_stochastically(h.out.dtype, y) : y);
+                stochastic ? mixpi_round_stochastically(h.out.dtype, y) : y);
         }
     }
 }
@@ -9279,8 +9262,8 @@ template <int D, int M> struct Own {
 
 /* s += a x other' for 32 columns, a: 16 of D. */
 template <int D, bool bf16, int M>
-__device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4], const uint16_t *other,
-                                    int column, int k) {
+__device__ inline void add_products(
+    float (*s)[4][4], const uint32_t (*a)[4], const uint16_t *other, int column, int k) {
     MIXPI_UNROLL
     for (int n = 0; n < 2; n++) {
         uint32_t b[4];
@@ -9297,8 +9280,8 @@ __device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4], co
  * keeps own[1] (dy) in registers. The walk that owns keys has no registers left and reads own[1]
  * again. */
 template <int D, bool bf16, bool keys, int M>
-__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4], const Own<D, M> &w,
-                                       const uint16_t *other, int column) {
+__device__ inline void backward_scores(
+    float (*s)[4][4], float (*g)[4][4], const Own<D, M> &w, const uint16_t *other, int column) {
     MIXPI_UNROLL_BY((keys ? 2 : D / 16))
     for (int k = 0; k < D / 16; k++) {
         uint32_t a[M][4], c[M][4];
@@ -9315,8 +9298,8 @@ __device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4], const
 /* Turns scores into weights, and g into their gradients. lse and delta belong to columns (keys) or
  * to rows (queries). */
 template <bool keys>
-__device__ inline void backward_weights(float (*s)[4], float (*g)[4], float factor,
-                                        const float *lse, const float *delta) {
+__device__ inline void backward_weights(
+    float (*s)[4], float (*g)[4], float factor, const float *lse, const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -9331,8 +9314,7 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
 /* backward_weights for changed scores: those with a cap, a mask or dropout. */
 template <bool keys>
 __device__ inline void backward_modified(float (*s)[4], float (*g)[4], const Heads &h,
-                                         uint64_t draws, const Place &p, const float *lse,
-                                         const float *delta) {
+    uint64_t draws, const Place &p, const float *lse, const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -9354,8 +9336,8 @@ __device__ inline void backward_modified(float (*s)[4], float (*g)[4], const Hea
  * the weights are NaN. (In the forward pass, as in other flash attentions, a NaN or Inf in the
  * values of a later key does reach earlier queries of its tile, because 0 times it is NaN.) */
 template <bool keys>
-__device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, int end, int row,
-                                     int column) {
+__device__ inline void backward_hide(
+    float (*s)[4], float (*g)[4], int ahead, int end, int row, int column) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -9369,8 +9351,7 @@ __device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, in
 /* Processes 32 columns of a tile that begins at `at`. */
 template <int D, bool bf16, bool keys, bool modified, int M>
 __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads &h,
-                                        const Own<D, M> &w, const uint16_t *other,
-                                        const float *statistics, int at, int column) {
+    const Own<D, M> &w, const uint16_t *other, const float *statistics, int at, int column) {
     int lane = (int)threadIdx.x % warp_size, low = w.first + w.row, from = at + column;
     int end = keys ? h.t : w.end, own_end = keys ? w.end : h.t;
     float s[M][4][4] = {}, g[M][4][4] = {};
@@ -9415,8 +9396,8 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
 struct GradRows { mixp_out out; int64_t first, ld; int rows, end; };
 
 template <int D, int M>
-__device__ inline void backward_store(const float (*sums)[D / 8][4], const GradRows &to, int row,
-                                      float factor) {
+__device__ inline void backward_store(
+    const float (*sums)[D / 8][4], const GradRows &to, int row, float factor) {
     int lane = (int)threadIdx.x % warp_size;
     if (!to.out.data) return;
     MIXPI_UNROLL
@@ -9428,7 +9409,7 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
             put_pair(to.out, at + 8 * n, there ? factor * sums[m][n][2 * half] : 0.0f,
-                     there ? factor * sums[m][n][2 * half + 1] : 0.0f);
+                there ? factor * sums[m][n][2 * half + 1] : 0.0f);
     }
 }
 
@@ -9480,8 +9461,8 @@ __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
 
 /* Keys: sums[0] is for dk, sums[1] for dv. */
 template <int D, bool keys, int M>
-__device__ inline void backward_finish(const float (*sums)[M][D / 8][4], const Heads &h,
-                                       const Own<D, M> &w) {
+__device__ inline void backward_finish(
+    const float (*sums)[M][D / 8][4], const Heads &h, const Own<D, M> &w) {
     int row = w.first + w.row;
     if (keys) {
         GradRows dk = { h.dk, met_at(h, h.k_at, w.z), h.k_at.row, h.keys, w.end };
@@ -9497,8 +9478,8 @@ __device__ inline void backward_finish(const float (*sums)[M][D / 8][4], const H
 /* Starts the copy of tile `tile` of the side that a block walks over. keys: the tile belongs to
  * head z + `turn` of q, where z is the group's first head. */
 template <int D, bool keys>
-__device__ inline void walk_fetch(uint16_t *to, const Heads &h, int z, int turn, int tile,
-                                  int end) {
+__device__ inline void walk_fetch(
+    uint16_t *to, const Heads &h, int z, int turn, int tile, int end) {
     const int N = 64;
     const mixp_head_strides &at0 = keys ? h.q_at : h.k_at, &at1 = keys ? h.y_at : h.v_at;
     const uint16_t *other0 = (const uint16_t *)(keys ? h.q.data : h.k.data);
@@ -9580,9 +9561,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         __syncthreads();
         if (keys) w.z = z + i / tiles;
         for (int column = 0; column < N; column += Shape::columns)
-            backward_columns<D, bf16, keys, modified, M>(
-                sums, h, w, now, statistics + i % 2 * 2 * N, (begin + (keys ? i % tiles : i)) * N,
-                column);
+            backward_columns<D, bf16, keys, modified, M>(sums, h, w, now,
+                statistics + i % 2 * 2 * N, (begin + (keys ? i % tiles : i)) * N, column);
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
@@ -9657,7 +9637,7 @@ __device__ inline void wide_scores(float (*s)[4], uint64_t a, uint64_t b) {
     MIXPI_UNROLL
     for (int k = 0; k < D / 16; k++)
         wgmma<N, bf16, false>(s, a + (k / 4 * own_rows * 128 + k % 4 * 32) / 16,
-                              b + (k / 4 * N * 128 + k % 4 * 32) / 16, k > 0);
+            b + (k / 4 * N * 128 + k % 4 * 32) / 16, k > 0);
 }
 
 /* sums[64][D] += weights[64][N] x other[N][D] */
@@ -9675,8 +9655,8 @@ __device__ inline void wide_left(uint32_t (*a)[4], const float (*f)[4]) {
 
 /* Turns scores into weights; shrink: what the rows' sums so far must be multiplied by. */
 template <int D, int N>
-__device__ inline void wide_weights(float (*s)[4], float *shrink, RowSums<D, 1> &r, const Heads &h,
-                                    const Place &tile) {
+__device__ inline void wide_weights(
+    float (*s)[4], float *shrink, RowSums<D, 1> &r, const Heads &h, const Place &tile) {
     int lane = (int)threadIdx.x % warp_size;
     Place at = { tile.z, tile.row + lane / 4, tile.column + lane % 4 * 2, tile.end };
     if (tile.column + N > tile.end || tile.column + N - 1 > tile.row + h.ahead)
@@ -9709,7 +9689,7 @@ __device__ inline void wide_settle(float sum) {
 /* The scores of tile i are computed while the values of tile i - 1 are added. */
 template <int D, bool bf16>
 __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_size,
-                                  MIXPI_WGMMA ? WideForward<D>::blocks : 1) wide_forward(Heads h) {
+    MIXPI_WGMMA ? WideForward<D>::blocks : 1) wide_forward(Heads h) {
 #  if MIXPI_WGMMA
     typedef WideForward<D> Shape;
     const int rows = Shape::rows, keys = Shape::keys, threads = Shape::threads;
@@ -9812,9 +9792,9 @@ template <int D, bool of_keys, int threads>
 __device__ inline WideSide wide_side(const Heads &h, int z) {
     if (of_keys)
         return { { wide_rows<D, threads>(h.k, met_at(h, h.k_at, z), h.k_at),
-                   wide_rows<D, threads>(h.v, met_at(h, h.v_at, z), h.v_at) } };
+            wide_rows<D, threads>(h.v, met_at(h, h.v_at, z), h.v_at) } };
     return { { wide_rows<D, threads>(h.q, head_at(h, h.q_at, z), h.q_at),
-               wide_rows<D, threads>(h.dy, head_at(h, h.y_at, z), h.y_at) } };
+        wide_rows<D, threads>(h.dy, head_at(h, h.y_at, z), h.y_at) } };
 }
 
 template <int D, int rows, int threads>
@@ -9859,8 +9839,7 @@ __device__ inline void wide_hide(float (*f)[4], int ahead, int end, int row, int
 
 template <int D, bool bf16, bool keys>
 __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads : warp_size,
-                                  MIXPI_WGMMA ? WideBackward<D, keys>::blocks : 1)
-    wide_backward(Heads h) {
+    MIXPI_WGMMA ? WideBackward<D, keys>::blocks : 1) wide_backward(Heads h) {
 #  if MIXPI_WGMMA
     typedef WideBackward<D, keys> Shape;
     const int rows = Shape::rows, N = Shape::others, threads = Shape::threads;
@@ -9889,8 +9868,8 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads :
     uint32_t weights[N / 16][4], weights_v[N / 16][4];
     float sums[keys ? 2 : 1][1][D / 8][4] = {};
     WideSide walked = wide_side<D, !keys, threads>(h, w.z);
-    wide_fetch_two<D, rows, threads>(own, wide_side<D, keys, threads>(h, w.z), w.first,
-                                     keys ? w.end : h.t);
+    wide_fetch_two<D, rows, threads>(
+        own, wide_side<D, keys, threads>(h, w.z), w.first, keys ? w.end : h.t);
     cp_async_commit();
     wide_fetch_two<D, N, threads>(others, walked, begin * N, end);
     cp_async_commit();
@@ -10020,13 +9999,13 @@ __device__ inline void put4(float *at, const float *v) {
 /* A head's rows: row i begins at element first + i * ld; rows from `end` on read as 0. */
 struct PlainRows { mixp_in a; int64_t first, ld; int end; };
 
-__device__ inline PlainRows query_rows(const Heads &h, mixp_in a, const mixp_head_strides &at,
-                                       int z) {
+__device__ inline PlainRows query_rows(
+    const Heads &h, mixp_in a, const mixp_head_strides &at, int z) {
     PlainRows rows = { a, head_at(h, at, z), at.row, h.t };
     return rows;
 }
-__device__ inline PlainRows key_rows(const Heads &h, mixp_in a, const mixp_head_strides &at, int z,
-                                     int end) {
+__device__ inline PlainRows key_rows(
+    const Heads &h, mixp_in a, const mixp_head_strides &at, int z, int end) {
     PlainRows rows = { a, met_at(h, at, z), at.row, end };
     return rows;
 }
@@ -10078,8 +10057,8 @@ __device__ inline void fetch_any(float *tile, const PlainRows &from, const Plain
 
 /* Starts to fetch rows [first, first + rows) of one part. */
 template <int rows>
-__device__ inline void plain_fetch(float *tile, const Heads &h, const PlainRows &from, int first,
-                                   int part) {
+__device__ inline void plain_fetch(
+    float *tile, const Heads &h, const PlainRows &from, int first, int part) {
     PlainPiece p = { (int)threadIdx.x / 8, (int)threadIdx.x % 8, 0, first, 0 };
     int column = part * plain_columns + 8 * p.group;
     p.n = (int)least(8, h.d - column);
@@ -10097,8 +10076,8 @@ __device__ inline void plain_arrive() {
 
 /* s += own x other', over the first `groups` groups of a part. */
 template <int M>
-__device__ inline void plain_multiply(float (*s)[8], const float *own, const float *other,
-                                      int groups) {
+__device__ inline void plain_multiply(
+    float (*s)[8], const float *own, const float *other, int groups) {
     int row = plain_row<M>(), column = plain_column();
     MIXPI_UNROLL_BY(1)
     for (int k = 0; k < groups; k++) {
@@ -10159,8 +10138,8 @@ struct PlainPlace {
 };
 
 template <int M>
-__device__ inline PlainPlace plain_place(const Heads &h, float *shared, int z, int first,
-                                         bool keys) {
+__device__ inline PlainPlace plain_place(
+    const Heads &h, float *shared, int z, int first, bool keys) {
     PlainPlace w = {};
     w.own = shared;
     w.other = w.own + 16 * M * plain_columns;
@@ -10178,7 +10157,7 @@ constexpr size_t plain_bytes(int M) {
 /* s += own x other'. own_there: the own rows have been fetched before, if they are one part. */
 template <int parts, int M>
 __device__ inline void plain_scores(float (*s)[8], const Heads &h, const PlainPlace &w,
-                                    const PlainRows &own, const PlainRows &other, bool own_there) {
+    const PlainRows &own, const PlainRows &other, bool own_there) {
     MIXPI_UNROLL_BY(1)
     for (int part = 0; part * plain_columns < h.d; part++) {
         int columns = (int)least(plain_columns, h.d - part * plain_columns);
@@ -10193,7 +10172,7 @@ __device__ inline void plain_scores(float (*s)[8], const Heads &h, const PlainPl
 /* sums += weights x other. there: the other rows have just been fetched, if they are one part. */
 template <int parts, int M>
 __device__ inline void plain_sums(float (*sums)[M][8], const float *weights, const Heads &h,
-                                  const PlainPlace &w, const PlainRows &other, bool there) {
+    const PlainPlace &w, const PlainRows &other, bool there) {
     __syncwarp();
     MIXPI_UNROLL
     for (int part = 0; part < parts; part++) {
@@ -10264,8 +10243,8 @@ template <int parts, int M> struct PlainSums { float o[parts][M][8], top[M], sum
 
 /* Turns scores into weights, and rescales the rows' sums to their new top. */
 template <int parts, int M>
-__device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, const Heads &h,
-                                     const PlainPlace &w) {
+__device__ inline void plain_softmax(
+    float (*s)[8], PlainSums<parts, M> &r, const Heads &h, const PlainPlace &w) {
     float factor = h.modified ? 1.0f : h.scale;
     MIXPI_UNROLL
     for (int i = 0; i < M; i++) {
@@ -10298,8 +10277,8 @@ __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, cons
 }
 
 template <int parts, int M>
-__device__ inline void plain_store(const float (*sums)[M][8], const Heads &h, const GradRows &to,
-                                   int first, float factor) {
+__device__ inline void plain_store(
+    const float (*sums)[M][8], const Heads &h, const GradRows &to, int first, float factor) {
     if (!to.out.data) return;
     MIXPI_UNROLL
     for (int n = 0; n < parts * M; n++) {
@@ -10387,8 +10366,8 @@ __device__ inline bool is_seen(const Heads &h, const PlainPlace &w, int query, i
 
 /* Turns scores into weights, and g into their gradients. */
 template <bool keys, int M>
-__device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &h,
-                                     const PlainPlace &w) {
+__device__ inline void plain_weights(
+    float (*s)[8], float (*g)[8], const Heads &h, const PlainPlace &w) {
     const int queries = keys ? 8 : M;
     int mine = w.first + plain_row<M>(), that = w.at + plain_column();
 
@@ -10502,11 +10481,11 @@ inline int64_t key_blocks(const Heads &h, int rows) {
 }
 
 inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t blocks, size_t bytes,
-                                    const Heads &h, int threads = attention_threads) {
+    const Heads &h, int threads = attention_threads) {
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention",
-                   "more rows than the grid of a kernel can hold; split the batch");
+            "more rows than the grid of a kernel can hold; split the batch");
     e = make_room(k->state, (const void *)kernel, bytes);
     if (e == cudaSuccess) e = MIXPI_LAUNCH(kernel, (unsigned)blocks, threads, bytes, k->stream, h);
     return k->report("attention", e);
@@ -10518,15 +10497,14 @@ template <int D, bool bf16, bool modified>
 mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
     typedef Forward<D, modified> Ahead;
     typedef Backward<D, modified> Back;
-    mixp_result r;
     if (!backward)
-        return attention_launch(k, attention_forward<D, bf16, modified>,
-                                query_blocks(h, Ahead::rows), Ahead::bytes, h);
-    r = attention_launch(k, attention_backward<D, bf16, false, modified>,
-                         query_blocks(h, Back::rows), Back::bytes, h);
+        return attention_launch(
+            k, attention_forward<D, bf16, modified>, query_blocks(h, Ahead::rows), Ahead::bytes, h);
+    mixp_result r = attention_launch(k, attention_backward<D, bf16, false, modified>,
+        query_blocks(h, Back::rows), Back::bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, attention_backward<D, bf16, true, modified>,
-                            key_blocks(h, Back::rows), Back::bytes, h);
+    return attention_launch(
+        k, attention_backward<D, bf16, true, modified>, key_blocks(h, Back::rows), Back::bytes, h);
 }
 
 #ifndef MIXPREC_CUDASIM
@@ -10551,15 +10529,14 @@ template <int D, bool bf16> mixp_result wide_run(Kernel *k, const Heads &h, bool
     typedef WideForward<D> Ahead;
     typedef WideBackward<D, false> Back;
     typedef WideBackward<D, true> BackKeys;
-    mixp_result r;
     if (!backward)
         return attention_launch(k, wide_forward<D, bf16>, query_blocks(h, Ahead::rows),
-                                Ahead::bytes, h, Ahead::threads);
-    r = attention_launch(k, wide_backward<D, bf16, false>, query_blocks(h, Back::rows), Back::bytes,
-                         h, Back::threads);
+            Ahead::bytes, h, Ahead::threads);
+    mixp_result r = attention_launch(k, wide_backward<D, bf16, false>, query_blocks(h, Back::rows),
+        Back::bytes, h, Back::threads);
     if (r != MIXP_OK || !wants_keys(h)) return r;
     return attention_launch(k, wide_backward<D, bf16, true>, key_blocks(h, BackKeys::rows),
-                            BackKeys::bytes, h, BackKeys::threads);
+        BackKeys::bytes, h, BackKeys::threads);
 }
 #endif
 
@@ -10627,15 +10604,14 @@ inline bool is_modified(const Heads &h) { return h.mask.data || h.limit || h.sof
 
 template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
     const int M = parts == 4 ? 2 : 4, of_keys = parts == 1 ? 4 : 2;
-    mixp_result r;
     if (!backward)
-        return attention_launch(k, plain_forward<parts, M>, query_blocks(h, 16 * M), plain_bytes(M),
-                                h);
-    r = attention_launch(k, plain_backward<false, parts, M>, query_blocks(h, 16 * M),
-                         plain_bytes(M), h);
+        return attention_launch(
+            k, plain_forward<parts, M>, query_blocks(h, 16 * M), plain_bytes(M), h);
+    mixp_result r = attention_launch(
+        k, plain_backward<false, parts, M>, query_blocks(h, 16 * M), plain_bytes(M), h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
     return attention_launch(k, plain_backward<true, parts, of_keys>, key_blocks(h, 16 * of_keys),
-                            plain_bytes(of_keys), h);
+        plain_bytes(of_keys), h);
 }
 inline mixp_result plain_run(Kernel *k, Heads &h, bool backward) {
     h.modified = is_modified(h); /* whatever tensor cores have no room for */
@@ -10654,13 +10630,13 @@ inline bool short_row(const mixp_head_strides &at) { return at.row <= 0x7FFFFFFF
 /* Reports a call that the kernels do not support; otherwise MIXP_OK. */
 inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &args) {
     if (args.d > attention_most_d)
-        return say(k.state, MIXP_ERR_SHAPE, "attention",
-                   "a head is wider than 256; use more heads");
+        return say(
+            k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256; use more heads");
     if (args.t > most_rows || args.keys > most_rows || args.heads > 0x1FFFFF ||
         !short_row(args.q_at) || !short_row(args.k_at) || !short_row(args.v_at))
         return say(k.state, MIXP_ERR_SHAPE, "attention",
-                   "a sequence, a head count or a row stride exceeds the kernel's limit; use "
-                   "shorter sequences");
+            "a sequence, a head count or a row stride exceeds the kernel's limit; use shorter "
+            "sequences");
     if (!is_real(args.q.dtype) || !is_real(args.k.dtype) || !is_real(args.v.dtype) ||
         !is_real(args.y.dtype) || (args.mask.data && !is_real(args.mask.dtype)))
         return MIXP_ERR_DTYPE;
@@ -10738,16 +10714,15 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_arg
 static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (attends_nothing(*args)) return MIXP_OK;
-    r = heads_make(k, *args, &h);
+    mixp_result r = heads_make(k, *args, &h);
     if (r != MIXP_OK) return r;
     return tensor_takes(k.state, h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
-static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
-                                                 const mixp_attention_backward_args *args) {
+static mixp_result mixpi_cuda_attention_backward(
+    const mixp_exec *x, const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
     mixp_result r;

@@ -474,10 +474,8 @@ MIXPREC_API mixp_result mixp_autocast_set_recipes(
     mixp_context *ctx, const mixp_recipe_rule *rules, int n) {
     const mixp_recipe *delayed;
     mixpi_casting *c;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    r = mixpi_rules_check(ctx, rules, n, &delayed);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_rules_check(ctx, rules, n, &delayed));
 
     /* All memory comes before the first change. */
     c = mixpi_casting_of(ctx);
@@ -536,9 +534,8 @@ static int mixpi_regions_count(const mixp_context *ctx) {
 
 /* Opens a region that only adds a name to the operators applied in it. */
 static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name, mixpi_region_kind kind) {
-    mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
+    MIXPI_TRY(mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0));
     mixpi_casting *c = ctx->casting;
-    if (r != MIXP_OK) return r;
     mixpi_region *region = &c->regions[c->n_regions - 1];
     int n = region->scope;
     if (!*name) return MIXP_OK;

@@ -19,6 +19,13 @@
 #  define MIXPI_SELDOM
 #endif
 
+/* Calls, and returns from this function if the call failed. For functions that clean up nothing. */
+#define MIXPI_TRY(call) \
+    do { \
+        const mixp_result mixpi_tried = (call); \
+        if (mixpi_tried != MIXP_OK) return mixpi_tried; \
+    } while (0)
+
 /* The function's argument number `format` is a printf format for the arguments from `first` on. */
 #if MIXPI_GNU
 #  define MIXPI_PRINTF(format, first) __attribute__((__format__(__printf__, format, first)))

@@ -231,8 +231,7 @@ static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
 
 /* Replaces the state. Its scale counts as new, as after an update. */
 static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state *state) {
-    mixp_result r = mixpi_upload(s->ctx, s->state, state, sizeof *state);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_upload(s->ctx, s->state, state, sizeof *state));
     s->epoch++;
     s->scales++;
     s->ctx->capture.scale_moved = 1;
@@ -249,8 +248,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
             "mixp_scaler_update_to: the scale is %g; it must lie in [2^-126, 2^126], where its "
             "reciprocal is a normal number too",
             (double)new_scale);
-    mixp_result r = mixpi_scaler_get(scaler, &state);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_scaler_get(scaler, &state));
     mixpi_scaler_renew(&state, new_scale);
     return mixpi_scaler_replace(scaler, &state);
 }
@@ -277,8 +275,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
     scaler->ctx->training.scale_asked = 1;
-    mixp_result r = mixpi_scaler_get(scaler, &state);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_scaler_get(scaler, &state));
 
     /* The settings and numbers that a checkpoint keeps. */
     out->growth_factor = scaler->rule.growth_factor;
@@ -330,9 +327,8 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
 
-    mixp_result r = mixpi_scaler_get(scaler, &state);
-    if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_scaler_get(scaler, &state));
+    MIXPI_TRY(mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load"));
 
     /* The state. */
     mixpi_scaler_renew(&state, in->scale);
@@ -470,15 +466,14 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &a->k.loss;
-    mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_cross_entropy_fill(c, k));
+    if (!mixp_call_save(c, 2, MIXP_F32, 0, NULL)) MIXPI_TRY(MIXP_ERR_MEMORY);
     mixpi_warn_unless_counts(c, k, k->rows);
     k->loss = mixpi_saved(c, 2);
     a->at = mixpi_scale_now(a->scaler);
     a->k.scale = &a->scaler->state->scale;
     a->k.dlogits = mixpi_tensor_out(c->in[0], 0);
-    r = MIXPI_RUN(c, cross_entropy_both, &a->k);
+    mixp_result r = MIXPI_RUN(c, cross_entropy_both, &a->k);
     if (r == MIXP_ERR_ARGUMENT) return mixpi_bad_index(c, 1, "target", k->cols, k->ignore);
     c->out->own.scaled = 1;
     c->in[0]->own.spent = 1;

@@ -69,10 +69,9 @@ static mixp_result mixpi_checkpoint_check(
             "%s: the scaler is in the middle of a step; call mixp_scaler_update first", who);
 
     /* Are the names unique? Then the device must finish. */
-    mixp_result r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait)
-        r = mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec));
-    return r;
+    MIXPI_TRY(mixpi_check_names(ctx, who));
+    if (ctx->device->wait) MIXPI_TRY(mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec)));
+    return MIXP_OK;
 }
 
 /* Recomputes masters from weights that the program wrote since the last step. */

@@ -185,14 +185,12 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
             mixp_dtype_name(mask->dtype));
 
     /* q, k and v in one tensor or apart, then what all forms have. */
-    mixp_result r = mixpi_need_real(c, packed ? 1 : 3, 4);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_real(c, packed ? 1 : 3, 4));
     if (packed && !k->kv_heads) k->kv_heads = k->heads;
-    r = packed ? mixpi_attention_packed(c, k) : mixpi_attention_apart(c, k);
-    if (r == MIXP_OK) r = mixpi_attention_numbers(c, k);
-    if (r == MIXP_OK) r = mixpi_attention_mask(c, k);
-    if (r == MIXP_OK) r = mixpi_attention_lengths(c, k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(packed ? mixpi_attention_packed(c, k) : mixpi_attention_apart(c, k));
+    MIXPI_TRY(mixpi_attention_numbers(c, k));
+    MIXPI_TRY(mixpi_attention_mask(c, k));
+    MIXPI_TRY(mixpi_attention_lengths(c, k));
 
     /* The result has the shape of q. */
     if (!packed) return mixp_call_output(c, q->dtype, q->rank, q->shape);

@@ -249,12 +249,12 @@ static mixp_result mixpi_choice_forward(mixp_call *c) {
     mixp_where_args *k = &p->k;
     const mixp_tensor *mask = c->in[mixpi_choice_input(p, 0)];
     int a = mixpi_choice_input(p, 1);
-    mixp_result r = mixpi_constant_fits(c, "value", k->value, "-INFINITY");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_constant_fits(c, "value", k->value, "-INFINITY"));
     mixpi_note_written(c->out, (double)k->value);
     mixp_tensor *saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
     if (!saved) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask), mask->count);
+    mixp_result r =
+        mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask), mask->count);
     k->mask = mixpi_tensor_in(saved);
     if (a >= 0) k->a = mixpi_call_x(c, a);
     k->b = mixpi_call_x(c, mixpi_choice_input(p, 2));

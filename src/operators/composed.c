@@ -124,8 +124,7 @@ static mixp_result mixpi_finite_or_0(mixp_call *c) {
     mask.n = c->saved[0]->count;
     mask.a = mixpi_tensor_in(c->saved[0]);
     mask.y = mixpi_tensor_out(c->saved[1], 0);
-    const mixp_result r = MIXPI_RUN(c, unary, &mask);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(MIXPI_RUN(c, unary, &mask));
 
     /* An element of 1 chooses saved 0; there is no b, so that others become 0. */
     memset(&k, 0, sizeof k);
@@ -145,9 +144,8 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     mixpi_deviation *p = (mixpi_deviation *)c->attrs;
     const mixp_tensor *mean = c->in[1];
     mixpi_reduced to;
-    mixp_result r = mixpi_binary_forward(c);
-    if (r == MIXP_OK) r = mixpi_reduce_shape(c, p->dim, 1, &to);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_binary_forward(c));
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim, 1, &to));
     for (int i = 0; i < 3; i++)
         if (!mixp_call_save(c, i, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
 
@@ -160,7 +158,7 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     k.factor = (float)(1.0 / (double)to.n);
     k.a = mixpi_tensor_in(c->out);
     k.y = mixpi_tensor_out(c->saved[0], 0);
-    r = MIXPI_RUN(c, reduce, &k);
+    mixp_result r = MIXPI_RUN(c, reduce, &k);
     if (r == MIXP_OK) r = mixpi_finite_or_0(c);
 
     /* ... is subtracted from each. */

@@ -51,8 +51,7 @@ static void mixpi_warn_of_column(mixp_call *c) {
 static mixp_result mixpi_binary_infer(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    mixp_result r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides));
     if (c->in[0]->rank + c->in[1]->rank == 3) mixpi_warn_of_column(c);
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
@@ -152,8 +151,7 @@ static mixp_result mixpi_packed_backward(mixp_call *c) {
     k->dy = mixpi_call_dy(c);
     k->dx = dx;
     k->which = 0;
-    mixp_result r = MIXPI_RUN(c, binary_backward, k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(MIXPI_RUN(c, binary_backward, k));
     k->dx = mixpi_out_at(dx, k->shape[k->rank - 1]);
     k->which = 1;
     return MIXPI_RUN(c, binary_backward, k);
@@ -299,9 +297,9 @@ static mixp_result mixpi_clamp_infer(mixp_call *c) {
 
 static mixp_result mixpi_clamp_forward(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    mixp_result r = mixpi_constant_fits(c, "low", k->p, "-INFINITY for no bound");
-    if (r == MIXP_OK) r = mixpi_constant_fits(c, "high", k->q, "INFINITY for no bound");
-    return r == MIXP_OK ? mixpi_unary_forward(c) : r;
+    MIXPI_TRY(mixpi_constant_fits(c, "low", k->p, "-INFINITY for no bound"));
+    MIXPI_TRY(mixpi_constant_fits(c, "high", k->q, "INFINITY for no bound"));
+    return mixpi_unary_forward(c);
 }
 
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low, float high) {

@@ -30,9 +30,8 @@ static mixp_result mixpi_smoothing_check(mixp_call *c, float smoothing) {
 static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
     const mixp_tensor *targets = c->in[1];
-    mixp_result r = mixpi_smoothing_check(c, p->k.smoothing);
-    if (r == MIXP_OK) r = mixpi_entropy_check(c);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_smoothing_check(c, p->k.smoothing));
+    MIXPI_TRY(mixpi_entropy_check(c));
     mixpi_call_reads_all(c, 7u);
     if (!p->none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
     return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
@@ -91,13 +90,12 @@ static const float *mixpi_call_weights(const mixp_call *c, int i) {
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixpi_entropy *p = (mixpi_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &p->k;
-    mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_cross_entropy_fill(c, k));
     k->weights = c->n_in > 2 ? mixpi_call_weights(c, 2) : NULL;
     if (p->none) k->each = k->loss;
     if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
     mixpi_warn_unless_counts(c, k, k->rows);
-    r = MIXPI_RUN(c, cross_entropy, k);
+    mixp_result r = MIXPI_RUN(c, cross_entropy, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "target", k->cols, k->ignore) : r;
 }
 
@@ -142,8 +140,7 @@ static mixp_cross_entropy_backward_args mixpi_entropy_backward_of(
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
     mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&p->k);
-    mixp_result r = mixpi_check_logits_live(c);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_logits_live(c));
     k.dloss = mixpi_call_dy(c);
     mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
@@ -187,9 +184,8 @@ typedef struct mixpi_chunked {
 static mixp_result mixpi_chunked_infer(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
     const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2], *bias = c->in[3];
-    mixp_result r = mixpi_need_indices_after(c, 2);
-    if (r == MIXP_OK) r = mixpi_smoothing_check(c, h->loss.k.smoothing);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_indices_after(c, 2));
+    MIXPI_TRY(mixpi_smoothing_check(c, h->loss.k.smoothing));
 
     /* The shapes of all inputs, and the rows of a chunk. */
     if (x->rank < 1 || w->rank != 2 || w->shape[0] < 1 || w->shape[1] != mixpi_last_dim(x) ||
@@ -401,20 +397,18 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
     mixp_tensor *w_sum, *b_sum;
     mixpi_chunked_walk s = { h, NULL, NULL, dx, dw, db };
     if (!h->loss.k.rows) {
-        mixp_result r = mixpi_chunked_nothing(c, dw, count);
-        return r == MIXP_OK ? mixpi_chunked_nothing(c, db, cols) : r;
+        MIXPI_TRY(mixpi_chunked_nothing(c, dw, count));
+        return mixpi_chunked_nothing(c, db, cols);
     }
 
     /* If x is w, dx must be complete before dw is added. */
     const int twice = dx.data && dx.data == dw.data;
-    mixp_result r =
-        mixpi_chunked_sum(c, twice || !mixpi_chunks_can_add(h, dw), count, &s.dw, &w_sum);
-    if (r == MIXP_OK) r = mixpi_chunked_sum(c, !mixpi_chunks_can_add(h, db), cols, &s.db, &b_sum);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_chunked_sum(c, twice || !mixpi_chunks_can_add(h, dw), count, &s.dw, &w_sum));
+    MIXPI_TRY(mixpi_chunked_sum(c, !mixpi_chunks_can_add(h, db), cols, &s.db, &b_sum));
     s.logits = mixpi_chunked_room(c, h, MIXP_F32);
     s.dlogits = h->dtype == MIXP_F32 ? s.logits : mixpi_chunked_room(c, h, h->dtype);
     if (!s.logits || !s.dlogits) return MIXP_ERR_MEMORY;
-    r = mixpi_chunked_walk_rows(c, s);
+    mixp_result r = mixpi_chunked_walk_rows(c, s);
 
     if (s.dlogits != s.logits) mixpi_chunked_give(c, s.dlogits);
     mixpi_chunked_give(c, s.logits);

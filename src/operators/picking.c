@@ -15,8 +15,8 @@ static mixp_result mixpi_compare_infer(mixp_call *c) {
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                 "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32", c->op->name, i,
                 mixpi_quoted(c->in[i], quoted), mixp_dtype_name(c->in[i]->dtype));
-    mixp_result r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
-    return r == MIXP_OK ? mixpi_call_output_fixed(c, MIXP_U8, k->rank, k->shape) : r;
+    MIXPI_TRY(mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides));
+    return mixpi_call_output_fixed(c, MIXP_U8, k->rank, k->shape);
 }
 
 static mixp_result mixpi_compare_forward(mixp_call *c) {
@@ -134,9 +134,8 @@ static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args 
 static mixp_result mixpi_scatter_infer(mixp_call *c) {
     mixpi_gathering *p = (mixpi_gathering *)c->attrs;
     const mixp_tensor *x = c->in[0], *src = c->in[1], *ids = c->in[2];
-    mixp_result r = mixpi_need_indices_after(c, 2);
-    if (r == MIXP_OK) r = mixpi_scatter_sizes(c, mixpi_axis(p->dim, x->rank), &p->k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_indices_after(c, 2));
+    MIXPI_TRY(mixpi_scatter_sizes(c, mixpi_axis(p->dim, x->rank), &p->k));
     if (ids->rank != src->rank || memcmp(ids->shape, src->shape, sizeof ids->shape))
         return mixpi_bad_shapes(c, "ids and src need the same shape");
     mixpi_call_reads_all(c, 1u << 2);
@@ -198,9 +197,7 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
 
 static mixp_result mixpi_scatter_backward(mixp_call *c) {
     mixp_out dx = mixpi_call_dx(c, 0), dsrc;
-    mixp_result r = MIXP_OK;
-    if (dx.data) r = mixpi_add_into(c->ctx, dx, mixpi_call_dy(c), c->out->count);
-    if (r != MIXP_OK) return r;
+    if (dx.data) MIXPI_TRY(mixpi_add_into(c->ctx, dx, mixpi_call_dy(c), c->out->count));
     dsrc = mixpi_call_dx(c, 1);
     return dsrc.data && c->in[1]->count ? mixpi_scatter_gather(c, dsrc) : MIXP_OK;
 }
@@ -240,9 +237,8 @@ MIXPREC_API mixp_tensor *mixp_scatter_add(
 static mixp_result mixpi_index_check(mixp_call *c, int axis) {
     const mixp_tensor *src = c->in[1], *ids = c->in[2];
     mixp_gather_args k;
-    mixp_result r = mixpi_need_indices_after(c, 2);
-    if (r == MIXP_OK) r = mixpi_scatter_sizes(c, axis, &k);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_indices_after(c, 2));
+    MIXPI_TRY(mixpi_scatter_sizes(c, axis, &k));
     if (ids->rank != 1 || ids->count != src->shape[axis])
         return mixpi_bad_shapes(c, "ids[m] with m the size of src along dim");
     if (c->ctx->device->download ||

@@ -459,12 +459,11 @@ static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_back(c, p);
-    mixp_result r = mixpi_product_grad(c, 0);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_product_grad(c, 0));
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
         return mixpi_product_join(c, &p->g, mixpi_call_dy(c), 1, 2);
-    r = mixpi_product_grad(c, 1);
-    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
+    MIXPI_TRY(mixpi_product_grad(c, 1));
+    return mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2);
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(
@@ -548,8 +547,7 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
     mixp_tensor *before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
     mixp_tensor *after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
     if (!before || !after) return MIXP_ERR_MEMORY;
-    mixp_result r = mixpi_mlp_up(c, before, after);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_mlp_up(c, before, after));
     mixp_gemm_args down = mixpi_layer_of(after, c->in[MIXPI_MLP_DOWN], shape[0]);
     down.bias = mixpi_call_x(c, MIXPI_MLP_DOWN_BIAS);
     down.c = mixpi_call_y(c);
@@ -596,12 +594,10 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
     mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
     mixp_gemm_args down =
         mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN], mixpi_mlp_rows(c));
-    mixp_result r =
-        mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS));
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
-    r = mixpi_mlp_walk(c, &down, dz);
+    mixp_result r = mixpi_mlp_walk(c, &down, dz);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, dz->data, mixpi_bytes(dz));
     return r;
 }

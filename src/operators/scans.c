@@ -50,8 +50,7 @@ static int64_t mixpi_prod_rows(const mixpi_scan *p) {
 
 static mixp_result mixpi_prod_infer(mixp_call *c) {
     mixpi_scan *p = (mixpi_scan *)c->attrs;
-    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &p->x);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim, p->keep, &p->x));
     mixpi_call_reads_all(c, 0); /* forward keeps the tree */
     return mixp_call_output(c, c->in[0]->dtype, p->x.rank, p->x.shape);
 }
@@ -134,8 +133,7 @@ MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, i
 
 static mixp_result mixpi_cumsum_infer(mixp_call *c) {
     mixpi_scan *p = (mixpi_scan *)c->attrs;
-    mixp_result r = mixpi_reduce_shape(c, p->dim == MIXP_ALL ? MIXP_MAX_RANK : p->dim, 1, &p->x);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim == MIXP_ALL ? MIXP_MAX_RANK : p->dim, 1, &p->x));
     mixpi_call_reads_all(c, 0);
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }

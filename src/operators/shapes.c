@@ -522,9 +522,8 @@ static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_te
 MIXPREC_API mixp_result mixp_split(
     mixp_context *ctx, mixp_tensor *x, int dim, int n, mixp_tensor **parts) {
     int axis = -1;
-    mixp_result r = mixpi_split_check(ctx, "split", x, dim, n, parts, &axis);
+    MIXPI_TRY(mixpi_split_check(ctx, "split", x, dim, n, parts, &axis));
     char text[336];
-    if (r != MIXP_OK) return r;
     if (axis >= 0 && x->shape[axis] % n == 0)
         return mixpi_split_by(ctx, x, axis, n, x->shape[axis] / n, NULL, parts);
     mixpi_input_text(x, "x", text, sizeof text);
@@ -544,9 +543,8 @@ static int mixpi_sizes_are_complete(int n, const int64_t *sizes, int64_t size) {
 MIXPREC_API mixp_result mixp_split_sizes(
     mixp_context *ctx, mixp_tensor *x, int dim, int n, const int64_t *sizes, mixp_tensor **parts) {
     int axis = -1;
-    mixp_result r = mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis);
+    MIXPI_TRY(mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis));
     char text[336];
-    if (r != MIXP_OK) return r;
     if (axis >= 0 && sizes && mixpi_sizes_are_complete(n, sizes, x->shape[axis]))
         return mixpi_split_by(ctx, x, axis, n, 0, sizes, parts);
     mixpi_input_text(x, "x", text, sizeof text);

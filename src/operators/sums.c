@@ -34,8 +34,7 @@ static mixp_result mixpi_reduce_shape(mixp_call *c, int dim, int keep, mixpi_red
 static mixp_result mixpi_reduce_infer(mixp_call *c) {
     mixpi_reduction *p = (mixpi_reduction *)c->attrs;
     mixpi_reduced to;
-    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &to);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim, p->keep, &to));
     mixpi_call_reads_all(c, 0);
     p->k.outer = to.outer;
     p->k.n = to.n;
@@ -88,8 +87,7 @@ typedef struct mixpi_maximum {
 static mixp_result mixpi_max_infer(mixp_call *c) {
     mixpi_maximum *p = (mixpi_maximum *)c->attrs;
     mixpi_reduced to;
-    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &to);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_reduce_shape(c, p->dim, p->keep, &to));
     p->k.outer = to.outer;
     p->k.n = to.n;
     p->k.inner = to.inner;

@@ -124,10 +124,11 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     }
 
     /* Block by block, since a block has one scale. */
-    r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
-    for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
-        r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i);
-    return r;
+    MIXPI_TRY(mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read"));
+    for (i = 0; i < count; i += MIXP_STATE_BLOCK)
+        MIXPI_TRY(
+            mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i));
+    return MIXP_OK;
 }
 
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
@@ -154,8 +155,8 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_tensor *loss) {
-    mixp_result r = opt ? mixpi_check_memory(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
-    if (r != MIXP_OK) return r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    MIXPI_TRY(mixpi_check_memory(loss, "mixp_optimizer_set_loss"));
     const char *wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_loss: %s", wrong);

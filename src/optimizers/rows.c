@@ -209,9 +209,8 @@ static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_r
     const uint32_t scale = mixp_state_scale_v(mixp_bits_of_f32(root));
     if (row->v_dtype != MIXP_U8)
         return mixpi_fill_with(opt->ctx, v, row->count, (double)opt->initial_sum);
-    mixp_result r = mixpi_fill_with(
-        opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row), (double)scale);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_fill_with(
+        opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row), (double)scale));
     return mixpi_fill_with(opt->ctx, v, row->count, (double)mixp_state_v(root, scale, 0x8000u));
 }
 
@@ -301,12 +300,11 @@ static mixp_result mixpi_master_follow(
     choice.mask_strides[0] = choice.a_strides[0] = choice.b_strides[0] = 1;
     choice.y = master;
 
-    mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(scratch, row->weight_dtype, 0), choice.a, n);
-    if (r == MIXP_OK) r = kernels->compare(&ctx->exec, &same);
-    if (r == MIXP_OK)
-        r = mixpi_convert_to(
-            ctx, mixpi_out_to(scratch, MIXP_BF16, 0), mixpi_in(same.y, MIXP_U8), n);
-    return r == MIXP_OK ? kernels->where(&ctx->exec, &choice) : r;
+    MIXPI_TRY(mixpi_convert_to(ctx, mixpi_out_to(scratch, row->weight_dtype, 0), choice.a, n));
+    MIXPI_TRY(kernels->compare(&ctx->exec, &same));
+    MIXPI_TRY(
+        mixpi_convert_to(ctx, mixpi_out_to(scratch, MIXP_BF16, 0), mixpi_in(same.y, MIXP_U8), n));
+    return kernels->where(&ctx->exec, &choice);
 }
 
 /* Can the master keep its further digits where its weight is written? A split master cannot: it
@@ -349,8 +347,8 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
     if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
-    mixp_result r = mixpi_master_take(opt->ctx, &row, mixpi_master_is_void(opt, i));
-    if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
-    if (r == MIXP_OK) slot->version = slot->param->version;
-    return r;
+    MIXPI_TRY(mixpi_master_take(opt->ctx, &row, mixpi_master_is_void(opt, i)));
+    if (mixpi_ema_is_new(opt, i)) MIXPI_TRY(mixpi_ema_start(opt, i));
+    slot->version = slot->param->version;
+    return MIXP_OK;
 }

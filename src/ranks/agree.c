@@ -97,15 +97,13 @@ static mixp_result mixpi_plan_compare(mixp_optimizer *o) {
 static mixp_result mixpi_weights_differ(
     const mixp_optimizer *o, const mixp_agreement *a, int other) {
     const int one_loaded = !(a->here > 0.0) || !(a->there > 0.0);
-    mixp_result r = MIXP_OK;
     if (one_loaded)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
             "ranks differ: rank %d loaded a checkpoint and rank %d did not; all ranks must load "
             "it; the step was skipped",
             a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
 
-    if (mixpi_ranks_are_here(o->ctx)) r = mixp_ranks_check(o->ctx);
-    if (r != MIXP_OK) return r;
+    if (mixpi_ranks_are_here(o->ctx)) MIXPI_TRY(mixp_ranks_check(o->ctx));
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
         "ranks differ: rank %d has other weights than rank 0; the step was skipped: write weights "
         "on every rank, or call mixp_ranks_from(ctx, 0) to copy rank 0's",
@@ -194,10 +192,9 @@ MIXPI_SELDOM
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
     const mixp_step_plan *plan, mixp_scaler_state *s) {
     const int in_parts = mixpi_is_scattered(o->ctx);
-    mixp_result r = mixpi_ranks_views(o);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_ranks_views(o));
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
-    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    mixp_result r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
     if (r == MIXP_OK && in_parts) /* for the norm to clip by */
         r = mixpi_ranks_agree(o, s, 1);
@@ -208,15 +205,15 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
 /* The decision of a step whose gradients were looked at before. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_state *s) {
-    const mixp_result r = mixpi_ranks_views(o);
-    return r == MIXP_OK ? mixpi_ranks_prepare(o, s, 0) : r;
+    MIXPI_TRY(mixpi_ranks_views(o));
+    return mixpi_ranks_prepare(o, s, 0);
 }
 
 /* Before a step: takes the memory that it needs, and enters in the plan what is compared. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
-    const mixp_result r = mixpi_gather_room(o);
-    return r == MIXP_OK ? mixpi_plan_compare(o) : r;
+    MIXPI_TRY(mixpi_gather_room(o));
+    return mixpi_plan_compare(o);
 }
 
 /* Adds which rank had the first bad gradient, before the sum. */

@@ -151,8 +151,7 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     int64_t word;
     int other;
     mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
-    mixp_result r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_ranks_share(ctx, table, MIXPI_START_WORDS));
 
     /* Compare what may differ. It decides how the gradients are laid out. */
     d->unlike = mixpi_words_differ(
@@ -329,13 +328,13 @@ static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, i
     for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
     qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves, mixpi_leaf_order);
-    mixp_result r = mixpi_exchange_start(ctx, d);
+    MIXPI_TRY(mixpi_exchange_start(ctx, d));
 
-    if (r == MIXP_OK && d->unlike)
+    if (d->unlike)
         qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves,
             mixpi_leaf_order_made);
-    if (r == MIXP_OK && d->n_leaves > from) r = mixpi_absent_drop(ctx, d, from);
-    return r;
+    if (d->n_leaves > from) MIXPI_TRY(mixpi_absent_drop(ctx, d, from));
+    return MIXP_OK;
 }
 
 /* Every bucket that any rank's walk has met is due on all ranks. The ranks exchange their lists

@@ -11,9 +11,7 @@
 static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *divisor) {
     mixp_context *ctx = t->ctx;
     mixp_binary_args k;
-    mixp_result r =
-        mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size));
     memset(&k, 0, sizeof k);
     k.op = MIXP_BINARY_DIV;
     k.rank = 1;

@@ -84,12 +84,10 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
 static mixp_result mixpi_piece_from(
     mixp_context *ctx, const char *what, const char *data, size_t n, int from, char *piece) {
     const size_t bytes = mixpi_round_up(n);
-    mixp_result r = mixpi_device_zero(ctx, piece, bytes);
-    if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, piece, data, n);
-    if (r == MIXP_OK)
-        r = mixpi_ranks_run(
-            ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0), (int64_t)(bytes / 4));
-    return r;
+    MIXPI_TRY(mixpi_device_zero(ctx, piece, bytes));
+    if (from == ctx->ranks.rank) MIXPI_TRY(mixpi_copy_bytes(ctx, piece, data, n));
+    return mixpi_ranks_run(
+        ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0), (int64_t)(bytes / 4));
 }
 
 /* Sends bytes of device memory at `data` from rank `from` to all ranks, in pieces. */

@@ -96,8 +96,7 @@ static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi
                          mixpi_round_up(mixpi_stage_bytes(ctx, b));
     mixpi_buffer *w = mixpi_buffer_find(d, b, bytes);
     if (!w && mixpi_buffers_flying(d) + bytes > most) {
-        const mixp_result r = mixpi_buffers_land(ctx, d);
-        if (r != MIXP_OK) return r;
+        MIXPI_TRY(mixpi_buffers_land(ctx, d));
         w = mixpi_buffer_find(d, b, bytes);
     }
     if (!w) w = mixpi_buffer_new(ctx, d, bytes);

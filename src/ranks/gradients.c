@@ -53,12 +53,11 @@ static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, i
  * so the next walk meets them again. */
 static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
     const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
-    mixp_result r = mixpi_exchange_room(ctx, d);
+    MIXPI_TRY(mixpi_exchange_room(ctx, d));
     int any = 0;
-    if (r != MIXP_OK) return r;
     for (int64_t i = 0; i < old; i++) d->leaves[i].last = -1;
     mixpi_leaves_meet(ctx, d);
-    r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
+    mixp_result r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
     if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
     if (r == MIXP_OK) return MIXP_OK;
     while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.ranks.leaf = 0;
@@ -71,8 +70,7 @@ MIXPI_SELDOM
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
-    mixp_result r = mixpi_exchange_meet(ctx, d);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_exchange_meet(ctx, d));
 
     /* No bucket is on its way; each awaits its leaves that this walk reaches. */
     d->position = d->sent = 0;
@@ -87,8 +85,8 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
         b->due |= d->leaves[i].last >= 0;
     }
 
-    r = mixpi_due_agree(ctx, d);
-    return r == MIXP_OK ? mixpi_exchange_fresh(ctx, d) : r;
+    MIXPI_TRY(mixpi_due_agree(ctx, d));
+    return mixpi_exchange_fresh(ctx, d);
 }
 
 /* Looks at a bucket's gradients on this rank. divide: also divides them, like

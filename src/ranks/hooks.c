@@ -61,17 +61,15 @@ static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    mixp_result r = mixpi_check_whole(t, "mixp_ranks_sum");
-    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_sum"));
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_whole(t, "mixp_ranks_sum"));
+    MIXPI_TRY(mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_sum")));
     return mixpi_ranks_run(
         t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    mixp_result r = mixpi_check_whole(t, "mixp_ranks_max");
-    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_max"));
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_whole(t, "mixp_ranks_max"));
+    MIXPI_TRY(mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_max")));
     return mixpi_ranks_run(
         t->ctx, "mixp_ranks_max", t->ctx->ranks.max, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }

@@ -220,8 +220,7 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
     memset(table, 0, (size_t)size * MIXPI_LEAF_TEXT * sizeof *table);
     mixpi_buffer_describe(ctx, at, here);
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) table[rank * MIXPI_LEAF_TEXT + i] = (double)here[i];
-    r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT));
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
         here[i] = (char)mixpi_whole_of(table[i]);
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);

@@ -267,12 +267,12 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     float *ema = o->slots[i].ema;
     int64_t first, at;
     const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
-    mixp_result r = mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema);
-    if (r == MIXP_OK) r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
-    for (at = 0; at < count && r == MIXP_OK; at += most)
-        r = mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
-            mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at));
-    return r;
+    MIXPI_TRY(mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema));
+    MIXPI_TRY(mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema));
+    for (at = 0; at < count; at += most)
+        MIXPI_TRY(mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
+            mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at)));
+    return MIXP_OK;
 }
 
 MIXPI_SELDOM

@@ -293,8 +293,7 @@ static mixp_result mixpi_weight_quantise(
 
     /* Otherwise it is made, and has no version until it is complete. */
     memset(copy->versions, 0, sizeof copy->versions);
-    mixp_result r = mixpi_recipe_quantise(c, k, q);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_recipe_quantise(c, k, q));
     copy->plan = *k;
     copy->plan.decode = copy->plan.amax = NULL;
     copy->decode = q->decode;
@@ -435,7 +434,6 @@ static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     const mixpi_quantised *one, const mixpi_quantised *other) {
     mixp_gemm_narrow_args k;
-    mixp_result r;
     int64_t before;
     int first;
     if (one->high || !c->ctx->products.narrow) return MIXPI_RUN(c, gemm, g);
@@ -444,9 +442,9 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     k.a = first ? one->how : other->how;
     k.b = first ? other->how : one->how;
     before = mixp_context_gemm_count(c->ctx).narrow;
-    r = MIXPI_RUN(c, gemm_narrow, &k);
-    if (r == MIXP_OK && mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
-    return r;
+    MIXPI_TRY(MIXPI_RUN(c, gemm_narrow, &k));
+    if (mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
+    return MIXP_OK;
 }
 
 /* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */

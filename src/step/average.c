@@ -80,10 +80,10 @@ static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay)
     }
     if (r != MIXP_OK) return r;
     for (int64_t i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
-    r = mixpi_upload(
-        opt->ctx, opt->device_ema_rows, opt->ema_rows, (size_t)opt->count * sizeof *opt->ema_rows);
-    if (r == MIXP_OK) opt->ema_count = opt->count;
-    return r;
+    MIXPI_TRY(mixpi_upload(
+        opt->ctx, opt->device_ema_rows, opt->ema_rows, (size_t)opt->count * sizeof *opt->ema_rows));
+    opt->ema_count = opt->count;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay) {
@@ -156,11 +156,10 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
 
 static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
-    mixp_result r = mixpi_swap_check(opt);
-    if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
-    if (r == MIXP_OK && !opt->swapped) r = mixpi_crew_average(opt);
-    for (int64_t i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_swap_check(opt));
+    MIXPI_TRY(mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt)));
+    if (!opt->swapped) MIXPI_TRY(mixpi_crew_average(opt));
+    for (int64_t i = 0; i < opt->ema_count; i++) MIXPI_TRY(mixpi_swap_slot(opt, i));
     opt->swapped = !opt->swapped;
     opt->ctx->training.averaged += opt->swapped ? 1 : -1;
     return MIXP_OK;

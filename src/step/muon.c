@@ -82,9 +82,9 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
 /* One iteration for parameter i. */
 static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
     const mixp_tensor *p = o->slots[i].param;
-    mixp_result r = mixpi_muon_gram(o, p->shape[0], p->shape[1]);
-    if (r == MIXP_OK) r = mixpi_muon_poly(o, mixpi_muon_side(p));
-    return r == MIXP_OK ? mixpi_muon_next(o, p->shape[0], p->shape[1]) : r;
+    MIXPI_TRY(mixpi_muon_gram(o, p->shape[0], p->shape[1]));
+    MIXPI_TRY(mixpi_muon_poly(o, mixpi_muon_side(p)));
+    return mixpi_muon_next(o, p->shape[0], p->shape[1]);
 }
 
 /* Takes the scratch memory of the products before a step changes anything: runs one iteration for
@@ -128,8 +128,8 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     k.count = 1;
     k.step = o->muon->look;
     k.plan = &plan;
-    mixp_result r = MIXPI_STEP_RUN(o, grad_stats, &k);
-    return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look) : r;
+    MIXPI_TRY(MIXPI_STEP_RUN(o, grad_stats, &k));
+    return mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look);
 }
 
 /* The complete update of parameter i. In a skipped step the passes change nothing, and the products
@@ -137,11 +137,10 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
 static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     mixp_step_plan plan = o->plan;
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
-    mixp_result r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
-    if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
-    for (int k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++)
-        r = mixpi_muon_iterate(o, i);
-    return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state) : r;
+    MIXPI_TRY(mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state));
+    MIXPI_TRY(mixpi_muon_unit_norm(o, i));
+    for (int k = 0; k < o->muon->settings.iterations; k++) MIXPI_TRY(mixpi_muon_iterate(o, i));
+    return mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state);
 }
 
 /* The update kernel; Muon's matrices one after another. counting 1: also counts lost updates. */

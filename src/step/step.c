@@ -97,8 +97,7 @@ static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
 
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
-    mixp_result r = mixpi_need_begin(opt, who);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_begin(opt, who));
 
     /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
     for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
@@ -112,8 +111,7 @@ static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
             who, t->name);
     }
 
-    r = mixpi_need_factors(opt, who);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_factors(opt, who));
 
     /* A spike rule for the loss needs a loss from this step. */
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
@@ -145,9 +143,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
     /* Take the memory of the step, before anything is changed. On a device with memory of its own,
      * only Muon's products need any. */
-    mixp_result r = mixpi_crew_plan(opt);
-    if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_crew_plan(opt));
+    MIXPI_TRY(mixpi_muon_scratch(opt));
     if (!ctx->device->download &&
         !mixpi_context_scratch(ctx, mixpi_chunk_room(opt->rows, opt->count)))
         return MIXP_ERR_MEMORY;
@@ -167,7 +164,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
         scaler || opt->clipped || plan->max_norm > 0.0 || ((int)plan->spike.of & MIXP_SPIKE_NORM);
 
     /* A sampled step counts its gradients. */
-    r = mixpi_tally_step(opt);
+    mixp_result r = mixpi_tally_step(opt);
     const int tallied = opt->tallied;
     opt->tallied = 0;
     if (r != MIXP_OK) return r;
@@ -229,15 +226,14 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     static const mixpi_scaling as_they_are = { 1, 0 };
     if (!opt) return MIXP_ERR_ARGUMENT;
-    mixp_result r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
-    if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
-    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
-    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_step(opt, NULL, &as_they_are));
+    MIXPI_TRY(mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead"));
+    MIXPI_TRY(mixpi_need_all(opt, "mixp_optimizer_step"));
+    MIXPI_TRY(mixpi_refresh(opt, "mixp_optimizer_step"));
+    MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_step(opt, NULL, &as_they_are)));
 
     /* Without a scaler the step is the update. */
-    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt));
-    if (r == MIXP_OK) r = mixpi_delayed_advance(opt->ctx);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt)));
+    MIXPI_TRY(mixpi_delayed_advance(opt->ctx));
     return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
 }
 
@@ -264,8 +260,8 @@ static mixp_result mixpi_begin_scaled(
             "%s: mixp_scaler_step was called already; call mixp_scaler_update first", who);
 
     /* Did this scaler scale the gradients? Then masters follow weights that the program wrote. */
-    mixp_result r = mixpi_scaling_of(scaler, opt, who, is);
-    return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
+    MIXPI_TRY(mixpi_scaling_of(scaler, opt, who, is));
+    return mixpi_refresh(opt, who);
 }
 
 /* Sets the stage, and adds opt to the list of optimizers that the next update covers. */
@@ -300,20 +296,18 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
             "mixp_scaler_unscale: mixp_scaler_unscale was called already; call it once, after the "
             "last mixp_backward of the step, and then mixp_scaler_step and mixp_scaler_update");
     mixpi_scaling is;
-    mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_need_factors(opt, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_need_begin(opt, "mixp_scaler_unscale"));
+    MIXPI_TRY(mixpi_need_factors(opt, "mixp_scaler_unscale"));
+    MIXPI_TRY(mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is));
 
     /* Count the gradients while they are scaled. An earlier step may have been abandoned. */
     opt->tallied = 0;
-    r = mixpi_tally_step(opt);
+    mixp_result r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
 
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_crew_look(
-        opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan, scaler->state);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_crew_look(
+        opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan, scaler->state));
     opt->clipped = 0;
     opt->views_summed = 0;
     mixpi_crew_in_pieces(opt);
@@ -329,21 +323,19 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
 }
 
 static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) {
-        r = mixp_optimizer_step(opt);
-        if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY); /* for the verdict */
-        return r;
+        MIXPI_TRY(mixp_optimizer_step(opt));
+        mixpi_stage_set(scaler, opt, MIXPI_READY); /* for the verdict */
+        return MIXP_OK;
     }
 
     /* May this scaler step these gradients? By which scale are they multiplied? */
     mixpi_scaling is;
-    r = mixpi_need_all(opt, "mixp_scaler_step");
-    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+    MIXPI_TRY(mixpi_need_all(opt, "mixp_scaler_step"));
+    MIXPI_TRY(mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is));
 
-    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_step(opt, scaler, &is));
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_step(opt, scaler, &is)));
 
     /* The step has used the gradients that this scaler scaled. */
     for (int64_t i = 0; i < opt->count; i++) {

@@ -73,9 +73,8 @@ static mixp_result mixpi_backup_room(mixpi_backup *b) {
 static mixp_result mixpi_backup_keep(mixpi_backup *b) {
     mixp_context *ctx = b->buffer->ctx;
     if (ctx->buffers.state == MIXPI_OUTSIDE || b->window == ctx->buffers.window) return MIXP_OK;
-    mixp_result r = mixpi_backup_room(b);
-    if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, b->data, b->buffer->data, mixpi_bytes(b->buffer));
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_backup_room(b));
+    MIXPI_TRY(mixpi_copy_bytes(ctx, b->data, b->buffer->data, mixpi_bytes(b->buffer)));
     b->window = ctx->buffers.window;
     b->kept_in = ctx->generation;
     return MIXP_OK;
@@ -96,8 +95,7 @@ static void mixpi_warn_unbuffered(const mixp_tensor *t, const char *who) {
 /* Every call that writes the whole of t begins here, before it changes t's memory. */
 static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
     mixpi_backup *b = mixpi_backup_of(t);
-    const mixp_result r = b ? mixpi_backup_keep(b) : MIXP_OK;
-    if (r != MIXP_OK) return r;
+    if (b) MIXPI_TRY(mixpi_backup_keep(b));
     if (!b) mixpi_warn_unbuffered(t->own.origin ? t->own.origin : t, who);
     mixpi_note_write(t, who);
     return MIXP_OK;
@@ -107,9 +105,9 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
  * what it writes by mixp_write, mixp_fill or mixp_init_...: an Inf there is no overflow. */
 static mixp_result mixpi_write_computed(mixp_tensor *t, const char *who) {
     mixpi_backup *b = mixpi_backup_of(t);
-    const mixp_result r = mixpi_write_begin(t, who);
-    if (r == MIXP_OK && b) b->computed = t->ctx->buffers.window;
-    return r;
+    MIXPI_TRY(mixpi_write_begin(t, who));
+    if (b) b->computed = t->ctx->buffers.window;
+    return MIXP_OK;
 }
 
 /* --- checking ------------------------------------------------------------------------------- */
@@ -153,13 +151,12 @@ static mixp_result mixpi_backups_check(mixp_context *ctx, uint64_t *found, uint6
 
 /* Where memory is not the host's and the device lacks the kernel: waits, and copies. */
 static mixp_result mixpi_restore_by_hand(mixp_context *ctx, const mixp_restore_args *k) {
-    mixp_result r = MIXP_OK;
     int32_t flag = k->n_flags == 0;
-    for (int i = 0; i < k->n_flags && !flag && r == MIXP_OK; i++)
-        r = mixpi_download(ctx, &flag, k->flags[i], sizeof flag);
-    for (int i = 0; i < k->n_parts && flag && r == MIXP_OK; i++)
-        r = mixpi_copy_bytes(ctx, k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
-    return r;
+    for (int i = 0; i < k->n_flags && !flag; i++)
+        MIXPI_TRY(mixpi_download(ctx, &flag, k->flags[i], sizeof flag));
+    for (int i = 0; i < k->n_parts && flag; i++)
+        MIXPI_TRY(mixpi_copy_bytes(ctx, k->parts[i].to, k->parts[i].from, k->parts[i].bytes));
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {

@@ -154,13 +154,13 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
             "mixp_capture_begin: a capture is already active; call mixp_capture_end first");
 
     /* The step to be recorded begins with what the newest step leaves. */
-    mixp_result r = mixpi_window_recover(ctx);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_window_recover(ctx));
 
     ctx->capture.step = ctx->step;
     ctx->capture.failures = ctx->errors.failures;
     ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
-    r = mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    mixp_result r =
+        mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capture.active = r == MIXP_OK;
 
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
@@ -239,18 +239,17 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
             "graph would not advance its history; record the step again");
 
     /* Count the step as an ordinary one. */
-    mixp_result r = mixpi_window_recover(ctx);
-    if (r == MIXP_OK) r = mixpi_watcher_replayed(ctx);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_window_recover(ctx));
+    MIXPI_TRY(mixpi_watcher_replayed(ctx));
     ctx->capture.replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->capture.replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
-    r = mixpi_note_failure(ctx, "mixp_replay",
-        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
-    return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
+    MIXPI_TRY(mixpi_note_failure(ctx, "mixp_replay",
+        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step)));
+    return mixpi_crew_replayed(ctx);
 }
 
 /* Call before freeing anything: fails during a capture, and waits for work that may use the

@@ -222,8 +222,7 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
-    mixp_result r = mixpi_check_live(t, "mixp_tensor_set_requires_grad");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_live(t, "mixp_tensor_set_requires_grad"));
     if (on && mixpi_backup_of(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
             "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; use mixp_param for a "
@@ -243,8 +242,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
-    mixp_result r = mixpi_check_live(t, "mixp_tensor_set_disposable");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_live(t, "mixp_tensor_set_disposable"));
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
             "mixp_tensor_set_disposable '%s': only an activation can be disposable; this tensor "
@@ -269,8 +267,7 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
 static mixp_result mixpi_transfer_check(
     const mixp_tensor *t, const void *host, mixp_dtype dtype, int64_t count, const char *who) {
     char shape[224];
-    mixp_result r = mixpi_check_whole(t, who);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_whole(t, who));
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
         return mixp_context_fail(
@@ -287,30 +284,28 @@ static mixp_result mixpi_transfer_check(
 /* The device converts. A device with its own memory stages the converted copy in scratch memory. */
 MIXPREC_API mixp_result mixp_read(
     const mixp_tensor *t, void *host, mixp_dtype dtype, int64_t count) {
-    mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_read");
+    MIXPI_TRY(mixpi_transfer_check(t, host, dtype, count, "mixp_read"));
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     void *stage;
-    if (r != MIXP_OK) return r;
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
     stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
+    mixp_result r =
+        mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
 MIXPREC_API mixp_result mixp_write(
     mixp_tensor *t, const void *host, mixp_dtype dtype, int64_t count) {
-    mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
+    MIXPI_TRY(mixpi_transfer_check(t, host, dtype, count, "mixp_write"));
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     mixp_in src = mixpi_in(host, dtype);
-    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_write");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_write_begin(t, "mixp_write"));
     if (dtype == t->dtype) return mixpi_feed(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
         void *stage = mixpi_context_scratch(t->ctx, bytes);
         if (!stage) return MIXP_ERR_MEMORY;
-        r = mixpi_feed(t->ctx, stage, host, bytes);
-        if (r != MIXP_OK) return r;
+        MIXPI_TRY(mixpi_feed(t->ctx, stage, host, bytes));
         src.data = stage;
     }
     return mixpi_convert_to(t->ctx, mixpi_tensor_out(t, 0), src, count);
@@ -318,11 +313,9 @@ MIXPREC_API mixp_result mixp_write(
 
 /* Can `from` be copied to `to`? Reports the reason if not. */
 static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *from) {
-    mixp_result r = mixpi_check_memory(to, "mixp_copy");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(to, "mixp_copy"));
     if (!from) return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
-    r = mixpi_check_whole(from, "mixp_copy");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_whole(from, "mixp_copy"));
     if (to->ctx != from->ctx)
         return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT,
             "mixp_copy: `from` belongs to another context; copy it with mixp_read and mixp_write");
@@ -338,8 +331,7 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
     mixp_result r = mixpi_copy_check(to, from);
     if (r != MIXP_OK || to->data == from->data) return r;
-    r = mixpi_write_computed(to, "mixp_copy");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_write_computed(to, "mixp_copy"));
     return mixpi_convert_to(to->ctx, mixpi_tensor_out(to, 0), mixpi_tensor_in(from), to->count);
 }
 
@@ -387,16 +379,14 @@ static double mixpi_largest(mixp_dtype dtype) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    mixp_result r = mixpi_check_memory(t, "mixp_fill");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_fill"));
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
             "mixp_fill: %g is beyond the range of %s, whose largest number is %g; use a number in "
             "that range%s",
             value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
             mixpi_is_real(t->dtype) ? ", or INFINITY" : "");
-    r = mixpi_write_begin(t, "mixp_fill");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_write_begin(t, "mixp_fill"));
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
 
@@ -417,9 +407,8 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double value[256], narrow[256]; /* narrow: aligned memory for any dtype */
     int64_t i, j, n;
-    mixp_result r = mixpi_check_memory(t, "mixp_init");
-    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_init");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_init"));
+    MIXPI_TRY(mixpi_write_begin(t, "mixp_init"));
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
         for (j = 0; j < n; j++) {
@@ -442,8 +431,7 @@ MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
-    const mixp_result r = mixpi_check_memory(t, "mixp_init_uniform");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_init_uniform"));
     if (low <= high && mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
         !mixpi_overflows(t->dtype, high))
         return mixpi_init(t, 0, low, high - low);
@@ -457,8 +445,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
  * is 0, otherwise the mean of fan_in and fan_out. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
     double in, out, std, bound;
-    mixp_result r = mixpi_check_memory(t, "mixp_init");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_init"));
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
             "mixp_init: '%.60s' has rank %d; xavier and kaiming need weights [out, in, ...]",

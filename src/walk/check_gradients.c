@@ -44,8 +44,7 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
 static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void *user) {
     const int64_t regions = ctx->low_copies.regions;
     const mixp_dtype around = mixp_autocast_current(ctx).dtype;
-    mixp_result r = mixp_step_begin(ctx);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixp_step_begin(ctx));
     mixp_tensor *loss = fn(ctx, user);
     if (ctx->tape.drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -84,14 +83,13 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
     int64_t most;
     int i;
     if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
-    mixp_result r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_inputs(ctx, n_inputs, inputs, &most));
     float *memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
 
     /* The gradients that the walk gives. */
     for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
-    r = mixpi_check_walk(ctx, fn, user);
+    mixp_result r = mixpi_check_walk(ctx, fn, user);
 
     /* Beside differences of the loss. */
     *worst = 0.0;

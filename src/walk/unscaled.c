@@ -24,14 +24,14 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
     const int far = ctx->device->download != NULL;
     mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
     mixp_look_args k;
-    mixp_result r = row ? mixpi_device_zero(ctx, row, sizeof *row) : MIXP_ERR_MEMORY;
-    if (r != MIXP_OK) return r;
+    if (!row) return MIXP_ERR_MEMORY;
+    MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
     memset(&k, 0, sizeof k);
     k.n = g->count;
     k.x = mixpi_tensor_in(g);
     k.low = MIXP_F16;
     k.row = row;
-    r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    mixp_result r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     if (!far) return r;
     if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);
     mixpi_arena_free(ctx, a, row, sizeof *row);
@@ -46,8 +46,7 @@ static mixp_result mixpi_unscaled_count(mixp_context *ctx, const mixp_tensor *g)
     if (g->dtype != MIXP_F16 || g->own.mark.kind != MIXPI_MARK_TRUE) return MIXP_OK;
     u->met = 1;
     if (!u->counts) return MIXP_OK;
-    mixp_result r = mixpi_unscaled_look(ctx, g, &found);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_unscaled_look(ctx, g, &found));
     u->values += (double)(found.count - found.zeros);
     if (found.largest < 16.0f * 6.103515625e-05f) u->flushed += 0.5 * (double)found.least;
     return MIXP_OK;

@@ -25,8 +25,7 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
-    mixp_result r = mixpi_check_whole(t, "mixp_look_at");
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_check_whole(t, "mixp_look_at"));
     const char *wrong = mixpi_look_wrong(t, low, out);
     if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
     mixpi_watch *w = mixpi_watch_of(t->ctx);
@@ -59,10 +58,9 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
 
     if (n < w->n_sites) n = w->n_sites;
-    mixp_result r = mixpi_chunks_reach(ctx, n);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_chunks_reach(ctx, n));
     w->capacity = n;
-    r = mixpi_rows_reach(ctx, 1);
+    mixp_result r = mixpi_rows_reach(ctx, 1);
 
     /* Sends any memory of a scaler's size: the host's copy then has its memory before an update. */
     if (r == MIXP_OK && ctx->device->post && !w->posted_scaler)

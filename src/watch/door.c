@@ -47,15 +47,13 @@ static mixp_result mixpi_watch_replayed(mixp_context *ctx) {
 MIXPI_SELDOM
 static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    mixp_result r = MIXP_OK;
     w->sampled = w->probing = w->reader = 0;
     w->pass++;
     if (w->observer.trial) mixpi_trial_forget(ctx);
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
 
     /* Decide first on what earlier samples show. */
-    if (mixpi_world(ctx) == 1 && !mixpi_window_is_open(w)) r = mixpi_guard_settle(ctx);
-    if (r != MIXP_OK) return r;
+    if (mixpi_world(ctx) == 1 && !mixpi_window_is_open(w)) MIXPI_TRY(mixpi_guard_settle(ctx));
 
     /* Is the new step sampled, and are its sites asked for more? */
     w->sampled = mixpi_watch_samples(ctx);
@@ -71,8 +69,8 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_to_clear(w);
-    r = mixpi_rows_reach(ctx, w->filled);
-    return r == MIXP_OK ? mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled)) : r;
+    MIXPI_TRY(mixpi_rows_reach(ctx, w->filled));
+    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
 }
 
 /* Tells the guard of a walk. The walk of a trial or of a capture belongs to no update. */

@@ -42,16 +42,14 @@ static mixp_result mixpi_look_now(
     const mixp_tensor *t, mixp_dtype low, mixp_look *row, mixp_look *found) {
     mixp_context *ctx = t->ctx;
     mixp_look_args k;
-    mixp_result r;
     memset(&k, 0, sizeof k);
     k.n = t->count;
     k.x = mixpi_tensor_in(t);
     k.low = low;
     k.row = row;
-    r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK)
-        r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
-    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
+    MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
+    MIXPI_TRY(mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k)));
+    return mixpi_download(ctx, found, row, sizeof *found);
 }
 
 /* t with the bytes that the step read: it may have written a buffer since, and the backup has the

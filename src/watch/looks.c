@@ -129,7 +129,6 @@ static mixp_result mixpi_look_scores(const mixpi_tape_entry *e) {
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
     mixp_tensor *out = e->call.out;
-    mixp_result r = MIXP_OK;
     const int through = mixpi_is_seen_through(e);
 
     /* The result carries its site. Behind an alias, a cast or a dropout it carries that of the
@@ -145,15 +144,14 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 
     /* Look at what was stored, what it was made from, and what f32 would have given. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
-    r = mixpi_site_note_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
-    if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out))
-        r = mixpi_is_cast(e->call.op) /* which still has its unrounded input */
-                ? mixpi_inspect(ctx, e->site, given[0], out, 0)
-                : mixpi_inspect_again(e, given, mixpi_run_inside);
-    if (r == MIXP_OK) r = mixpi_look_scores(e);
-    for (int i = 0; i < e->call.n_in && r == MIXP_OK; i++)
-        r = mixpi_look_data(ctx, e->site, given[i]);
-    return r;
+    MIXPI_TRY(mixpi_site_note_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32));
+    if (mixpi_inspects(ctx, e->site, out))
+        MIXPI_TRY(mixpi_is_cast(e->call.op) /* which still has its unrounded input */
+                      ? mixpi_inspect(ctx, e->site, given[0], out, 0)
+                      : mixpi_inspect_again(e, given, mixpi_run_inside));
+    MIXPI_TRY(mixpi_look_scores(e));
+    for (int i = 0; i < e->call.n_in; i++) MIXPI_TRY(mixpi_look_data(ctx, e->site, given[i]));
+    return MIXP_OK;
 }
 
 /* Before an operator is walked back: looks at the gradient of its result. */

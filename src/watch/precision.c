@@ -52,8 +52,8 @@ static mixp_result mixpi_means(mixp_context *ctx, mixp_in x, int64_t n, int64_t 
 /* to = the mean square of x[n]. work: as large as x, may be x. */
 static mixp_result mixpi_mean_square(
     mixp_context *ctx, mixp_in x, int64_t n, float *work, float *to) {
-    mixp_result r = mixpi_pair(ctx, MIXP_BINARY_MUL, x, x, n, 1, 0, work);
-    return r == MIXP_OK ? mixpi_means(ctx, mixpi_in(work, MIXP_F32), n, 1, to) : r;
+    MIXPI_TRY(mixpi_pair(ctx, MIXP_BINARY_MUL, x, x, n, 1, 0, work));
+    return mixpi_means(ctx, mixpi_in(work, MIXP_F32), n, 1, to);
 }
 
 /* to = the mean square of x[rows, cols] after subtracting the column means. work: as large as x,
@@ -61,9 +61,9 @@ static mixp_result mixpi_mean_square(
 static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, int64_t cols,
     float *work, float *means, float *to) {
     const mixp_in mean = mixpi_in(means, MIXP_F32), rest = mixpi_in(work, MIXP_F32);
-    mixp_result r = mixpi_means(ctx, x, rows, cols, means);
-    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, x, mean, rows, cols, 1, work);
-    return r == MIXP_OK ? mixpi_mean_square(ctx, rest, rows * cols, work, to) : r;
+    MIXPI_TRY(mixpi_means(ctx, x, rows, cols, means));
+    MIXPI_TRY(mixpi_pair(ctx, MIXP_BINARY_SUB, x, mean, rows, cols, 1, work));
+    return mixpi_mean_square(ctx, rest, rows * cols, work, to);
 }
 
 /* A result in f32 and in low precision. */

@@ -281,8 +281,7 @@ static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step
     int at;
     ctx->watch->settling_probe = probe;
     mixpi_judge(ctx, &origin, &at);
-    mixp_result r = mixpi_seen_share(ctx, &origin, &at);
-    if (r != MIXP_OK) return r;
+    MIXPI_TRY(mixpi_seen_share(ctx, &origin, &at));
 
     ctx->watch->event_step = step;
     mixpi_settle_rows(ctx, sample, origin, at);
@@ -325,8 +324,8 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
         w->posted = r == MIXP_OK ? fresh : 0;
         return r;
     }
-    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
-    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step, probe) : r;
+    MIXPI_TRY(mixpi_download(ctx, w->seen, w->rows, w->posted_bytes));
+    return mixpi_settle_now(ctx, fresh, w->rows_step, probe);
 }
 
 /* Reports a divergence: step after step is skipped, and no fallback can help. */
@@ -489,11 +488,10 @@ static mixp_result mixpi_guard_take_state(mixp_context *ctx, const mixp_scaler *
 /* Hook after an update. scaler NULL: a step without a scaler. */
 static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
     const mixp_scaler *s = (const mixp_scaler *)scaler;
-    mixp_result r = MIXP_OK;
     ctx->watch->met |= s ? mixpi_update_bits(s) : INT32_MAX;
     if (s) return mixpi_guard_take_state(ctx, s);
-    r = mixpi_guard_updating(ctx);
-    return r == MIXP_OK ? mixpi_settle_pins(ctx) : r;
+    MIXPI_TRY(mixpi_guard_updating(ctx));
+    return mixpi_settle_pins(ctx);
 }
 
 /* Settles everything at once, without the usual delay. Waits for the device. */
@@ -508,6 +506,6 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     const mixp_scaler *s = (const mixp_scaler *)w->posted_scaler;
     w->posted_scaler = NULL;
     if (r != MIXP_OK || !s) return r;
-    r = mixpi_scaler_get(s, &state);
-    return r == MIXP_OK ? mixpi_guard_settle_update(ctx, &state, w->posted_bits) : r;
+    MIXPI_TRY(mixpi_scaler_get(s, &state));
+    return mixpi_guard_settle_update(ctx, &state, w->posted_bits);
 }

@@ -229,12 +229,10 @@ static mixp_result mixpi_share_sites(
     const mixpi_watch *w = ctx->watch;
     const int64_t room = h->alike ? h->most : (int64_t)mixpi_world(ctx) * h->most;
     const size_t bytes = (size_t)(room + 1) * sizeof **list;
-    mixp_result r = MIXP_OK;
     *list = (uint64_t *)mixpi_host_take(ctx, bytes);
     if (!*list) return mixpi_out_of_memory(ctx, bytes);
     for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = mixpi_site_number(w, (int)*n + 1)->hash;
-    if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
-    if (r != MIXP_OK) return r;
+    if (!h->alike) MIXPI_TRY(mixpi_share_hashes(ctx, h->most, *list));
     *n = mixpi_hashes_sort(*list, room);
     return h->alike ? MIXP_OK : mixpi_sites_enter(ctx, *list, *n);
 }
