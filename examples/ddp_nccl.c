@@ -26,6 +26,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
+#include "plain_file.h"
 #ifdef DDP_NCCL_MPI
 #  include <mpi.h>
 #endif
@@ -109,7 +110,7 @@ static void ddp_nccl_busy(void *user, int on) {
     (void)user;
     if (!ddp_n.busy[0]) return;
     if (!on) remove(ddp_n.busy);
-    else if ((f = fopen(ddp_n.busy, "wb"))) fclose(f);
+    else if ((f = plain_new(ddp_n.busy))) fclose(f);
 }
 static int ddp_nccl_some_busy(void) {
     struct stat s;
@@ -192,7 +193,7 @@ static const char *ddp_nccl_replayed(void *user, void *stream) {
 static FILE *ddp_nccl_key(const char *path, double seconds) {
     struct stat s;
     if (stat(path, &s) || difftime(time(NULL), s.st_mtime) > 2 * seconds + 60) return NULL;
-    return fopen(path, "rb");
+    return plain_open(path);
 }
 
 /* The key by which ranks find each other, from rank 0 to all. */
@@ -209,7 +210,7 @@ static const char *ddp_nccl_meet(ncclUniqueId *id, int rank, const char *path, d
     snprintf(part, sizeof part, "%s.part", path);       /* the file at path is always complete */
     if (rank == 0 && !why) {
         remove(path);                                   /* of an earlier run */
-        int bad = !(f = fopen(part, "wb")) || fwrite(id, sizeof *id, 1, f) != 1;
+        int bad = !(f = plain_new(part)) || fwrite(id, sizeof *id, 1, f) != 1;
         if (f) bad |= fclose(f);
         return bad || rename(part, path) ? "the file cannot be written" : NULL;
     }

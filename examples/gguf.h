@@ -4,7 +4,8 @@
  * Writes mixprec's parameters as f32, f16, bf16 or Q8_0, with any metadata. Reads files whose
  * tensors are f32, f16 or bf16; tensors of other types are listed without their values. Hugging
  * Face's tensor names of GPT-2 and of Llama-like models are translated to GGUF's. The format is
- * version 3 (docs/gguf.md of the ggml project). Include mixprec.h before this file.
+ * version 3 (docs/gguf.md of the ggml project). Include mixprec.h before this file; plain_file.h lies
+ * beside it.
  *
  *     gguf_writer *w = gguf_new("gpt2");
  *     gguf_put_u32(w, "gpt2.block_count", 12);
@@ -23,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "plain_file.h"
 
 enum { GGUF_NAME = 96, GGUF_ALIGN = 32, GGUF_BLOCK = 32 /* values in a block of Q8_0 */ };
 
@@ -361,21 +363,16 @@ static inline mixp_result gguf_write(gguf_writer *w, const char *path, char *err
                                      size_t error_size) {
     char        temporary[1280];
     const char *wrong = w->wrong;
-    FILE       *f = NULL;
-    int         good;
-    if (!wrong && snprintf(temporary, sizeof temporary, "%s.tmp", path) < (int)sizeof temporary)
-        f = fopen(temporary, "wb");
-    good = f && gguf_write_all(w, f);
-    if (f && fclose(f) != 0) good = 0;
-    if (good && rename(temporary, path) != 0) good = 0;
-    if (f && !good) remove(temporary);
+    FILE       *f = wrong ? NULL : plain_begin(path, temporary, sizeof temporary);
+    int         good = f && gguf_write_all(w, f);
+    if (f) good = plain_end_after(f, temporary, path, good ? 0 : EIO) == 0;
     free(w->meta);
     free(w->tensors);
     free(w);
     if (wrong) return gguf_says(MIXP_ERR_ARGUMENT, error, error_size, path, wrong);
     return good ? MIXP_OK
                 : gguf_says(MIXP_ERR_IO, error, error_size, path,
-                            "cannot be written: is the folder there, with room?");
+                            "cannot be written: is it a file in a folder that is there, with room?");
 }
 
 /* ==== Reading ======================================================================= */
@@ -609,19 +606,21 @@ static inline void gguf_parse(gguf *g) {
 /* Reads a whole file, which is untrusted. Free *out by gguf_free; NULL on error. */
 static inline mixp_result gguf_read(const char *path, gguf **out, char *error, size_t error_size) {
     gguf *g = (gguf *)calloc(1, sizeof *g);
-    FILE *f = fopen(path, "rb");
+    FILE *f = plain_open(path);
     long  size = -1;
     int   failed;
+    const char *why;
     *out = NULL;
     if (f && fseek(f, 0, SEEK_END) == 0) size = ftell(f);
     if (f) rewind(f);
     if (g && size >= 0) g->bytes = (unsigned char *)malloc((size_t)size + 1);
     failed =
         !f || size < 0 || !g || !g->bytes || fread(g->bytes, 1, (size_t)size, f) != (size_t)size;
+    why = f ? "cannot be read" : plain_error();
     if (f) fclose(f);
     if (failed) {
         gguf_free(g);
-        return gguf_says(MIXP_ERR_IO, error, error_size, path, "cannot be read");
+        return gguf_says(MIXP_ERR_IO, error, error_size, path, why);
     }
     g->size = (size_t)size;
     gguf_parse(g);

@@ -369,9 +369,7 @@ static void sample(const char *when) {
 /* With LoRA, saves only the adapters; with --merge 1, the weights to which the adapters were added. A GGUF file always
  * holds these sums. */
 static void save(void) {
-    int whole = !m.rank || opt.merge != 0;
-    if (opt.out && mkdir(opt.out, 0777) != 0 && errno != EEXIST)
-        die(1, "cannot make the folder %s: %s", opt.out, strerror(errno));
+    int whole = saves_whole();
     if (opt.out && !whole) save_adapters(opt.out);
     if (m.rank && (whole || opt.gguf)) merge_adapters();
     if (opt.out && whole) save_model(opt.out);
@@ -383,6 +381,7 @@ static void begin(int argc, char **argv) {
     program_name = "llama";
     read_options(argc, argv);
     open_model();
+    check_out();
     m.dtype = strcmp(opt.dtype, "fp32") == 0   ? MIXP_F32
               : strcmp(opt.dtype, "fp16") == 0 ? MIXP_F16
                                                : MIXP_BF16;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "plain_file.h"
 
 static const char bundled_names[] =
     "aaron abigail ada adam adele adrian agnes aidan aisha alan albert alex alexa alfred ali alice alicia alina "
@@ -37,7 +38,7 @@ static struct { const char **first; int count; } names;
 /* Reads a file of names, at most 1 MiB. Returns "" on an error. */
 static const char *read_names(const char *path) {
     static char text[1 << 20];
-    FILE       *f = fopen(path, "rb");
+    FILE       *f = plain_open(path);
     if (f) text[fread(text, 1, sizeof text - 1, f)] = 0;
     if (f) fclose(f);
     return text;

@@ -18,6 +18,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include "plain_file.h"
 
 enum { BATCH = 64, STEPS = 600, LAST = 50, MOST = 4096 };
 
@@ -229,7 +230,7 @@ static int run_one(const task *t, way how, unsigned seed, const char *log) {
     adamw.lr = 3e-3;
     m.opt = mixp_optimizer_new(m.ctx, &adamw);
     r.how = how;
-    r.log = log ? fopen(log, "w") : NULL;
+    r.log = log ? plain_log(log, 0) : NULL;
     if (how == SCALER || how == GUARD) r.scaler = mixp_scaler_new(m.ctx, NULL);
     if (how == GUARD) mixp_guard_start(m.ctx, NULL);
     train(t, &m, &r);

@@ -1,7 +1,7 @@
 /* report.h - the log of a training run, metrics.jsonl, and a page drawn from the log, report.html
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Works alone in any program, in C99 or C++11. If it is included after mixprec.h, it also logs the
+ * Works in any program, in C99 or C++11, with plain_file.h beside it. If it is included after mixprec.h, it also logs the
  * state of a scaler, an optimizer and a guard:
  *
  *     char         header[REPORT_MESSAGE], error[REPORT_MESSAGE];
@@ -55,21 +55,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With POSIX's calls, files are flushed to disk, and neither a symbolic link nor a FIFO in a folder from elsewhere is
- * opened. (A strict C hides some of the calls: then stdio opens the files, and only FIFOs are refused.) */
-#if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200809L
-#  include <fcntl.h>
-#  include <sys/stat.h>
-#  include <unistd.h>
-#  define REPORT_POSIX 1
-#  define REPORT_FLUSH(f) (fflush(f) != 0 || fsync(fileno(f)) != 0)
-#else
-#  define REPORT_POSIX 0
-#  define REPORT_FLUSH(f) (fflush(f) != 0)
-#  if defined(__unix__) || defined(__APPLE__)
-#    include <sys/stat.h>
-#  endif
-#endif
+#include "plain_file.h"
 
 #define REPORT_VERSION 1
 #define REPORT_MESSAGE 400              /* room for any message */
@@ -316,70 +302,12 @@ REPORT_API void report_header(char *line, size_t space, const char *title, const
 
 /* ---- files ---- */
 
-/* Refuses what is no regular file: a FIFO would wait for ever. Returns 0 with errno set. */
-#if REPORT_POSIX || defined(__unix__) || defined(__APPLE__)
-static int report_is_regular(const struct stat *st) {
-    if (S_ISREG(st->st_mode)) return 1;
-    errno = EINVAL;
-    return 0;
-}
-#endif
-
-#if REPORT_POSIX
-/* Opens a regular file. Takes the descriptor. */
-static FILE *report_stream(int descriptor, const char *mode, int empty) {
-    struct stat st;
-    FILE *f = NULL;
-    if (descriptor < 0) return NULL;
-    if (fstat(descriptor, &st) == 0 && report_is_regular(&st) &&
-        (!empty || ftruncate(descriptor, 0) == 0))
-        f = fdopen(descriptor, mode);
-    if (!f) {
-        const int why = errno;
-        close(descriptor);
-        errno = why;
-    }
-    return f;
-}
-/* Opens a log, which must not be a symbolic link: a folder from elsewhere may hold one to any file. */
-static FILE *report_open_log(const char *path, int append) {
-    const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | (append ? O_APPEND : 0);
-    return report_stream(open(path, flags, 0666), append ? "ab" : "wb", !append);
-}
-static FILE *report_open_input(const char *path)
-{ return report_stream(open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), "rb", 0); }
-/* Makes a new file in place of whatever has this name. */
-static FILE *report_open_new(const char *path) {
-    if (unlink(path) != 0 && errno != ENOENT) return NULL;
-    return report_stream(open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666), "wb", 0);
-}
-#else
-static int report_may_open(const char *path) {
-#  if defined(__unix__) || defined(__APPLE__)
-    struct stat st;
-    return stat(path, &st) != 0 || report_is_regular(&st);
-#  else
-    (void)path;
-    return 1;
-#  endif
-}
-static FILE *report_open_log(const char *path, int append)
-{ return report_may_open(path) ? fopen(path, append ? "ab" : "wb") : NULL; }
-static FILE *report_open_input(const char *path)
-{ return report_may_open(path) ? fopen(path, "rb") : NULL; }
-static FILE *report_open_new(const char *path) {
-    if (!report_may_open(path)) return NULL;
-    remove(path);
-    return fopen(path, "wb");
-}
-#endif
-
 /* Opens a log. append 1: continues an existing log. Returns NULL with errno set on failure, also if path is a symbolic
  * link or no regular file. */
 REPORT_API report_file *report_open(const char *path, const char *header, int append) {
     report_file *log = (report_file *)calloc(1, sizeof *log);
     if (!log) return NULL;
-    log->f = report_open_log(path, append);
+    log->f = plain_log(path, append);
     if (!log->f) { free(log); return NULL; }
     if (!append) fputs(header, log->f);
     return log;
@@ -803,7 +731,7 @@ static report_result report_read_line(report_data *d, char *line, long number, c
 
 /* Reads a file and appends '\0'. Returns NULL with errno set on failure. */
 static char *report_load(const char *path, size_t *size) {
-    FILE  *f = report_open_input(path);
+    FILE  *f = plain_open(path);
     size_t room = 1 << 16, n = 0, got = 1;
     char  *text = NULL, *bigger;
     while (f && got) {
@@ -1761,19 +1689,10 @@ typedef void (*report_writer)(const report_data *d, FILE *f, const char *cut);
 static report_result report_replace(const report_data *d, const char *to, const char *cut,
                                     report_writer write, char *error) {
     char  temporary[2048];
-    FILE *f;
-    int   good;
-    report_format(temporary, sizeof temporary, "%s.tmp", to);
-    f = report_open_new(temporary);
+    FILE *f = plain_begin(to, temporary, sizeof temporary);
     if (f) write(d, f, cut);
-    good = f && !ferror(f) && !REPORT_FLUSH(f);
-    if (f && fclose(f) != 0) good = 0;
-#ifdef _WIN32
-    if (good) remove(to);               /* some systems do not rename over a file */
-#endif
-    if (good && rename(temporary, to) == 0) return REPORT_OK;
-    report_fail(error, REPORT_ERR_IO, "cannot write %s: %s", to, strerror(errno));
-    if (f) remove(temporary);
+    if (f && plain_end(f, temporary, to) == 0) return REPORT_OK;
+    report_fail(error, REPORT_ERR_IO, "cannot write %s: %s", to, plain_error());
     return REPORT_ERR_IO;
 }
 

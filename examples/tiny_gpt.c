@@ -44,7 +44,7 @@ static struct {
 /* Returns 0 if the file cannot be read, or is too long. */
 static int read_text(const char *path) {
     unsigned char *bytes = (unsigned char *)malloc(FILE_MOST);
-    FILE          *f = fopen(path, "rb");
+    FILE          *f = plain_open(path);
     if (f && bytes) text.count = (int64_t)fread(bytes, 1, FILE_MOST, f);
     text.ids = (int32_t *)malloc(sizeof *text.ids * (size_t)(text.count + 1));
     if (!f || !bytes || !text.ids || ferror(f) || text.count == FILE_MOST) return 0;

@@ -5,40 +5,42 @@
  * Prints the first record that differs, by how much, and how many others of its step do. Exit status: 0 the files are
  * equal, 1 they differ, 2 a file cannot be read or is no trail. A last line without its end, of a run that was killed,
  * does not count. Hashes are of bytes: compare machines of one byte order. */
+#define _POSIX_C_SOURCE 200809L
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "trail.h"
+
+enum { LINE_MOST = 1 << 14 };           /* a name has at most 255 bytes */
 
 typedef struct trail_file {
     const char *path;
     FILE       *file;
     int64_t     line;
-    char       *text;                   /* the line; its tabs become ends */
-    size_t      room;
+    char        text[LINE_MOST];        /* the line; its tabs become ends */
     char       *field[TRAIL_FIELDS];
 } trail_file;
 enum { KIND, STEP, DTYPE, SHAPE, HASHES, LARGEST, MEAN, ZEROS, BAD, NAME };
 
-/* Reads a whole line; 0 at the end, or at a line that has no end. */
+static void refuse(const trail_file *f, const char *what) {
+    fprintf(stderr, "trail: %s, line %" PRId64 ": %s\n", f->path, f->line, what);
+    exit(2);
+}
+
+/* Reads a whole line, in which control characters that a terminal would obey become question marks; 0 at the end, or
+ * at a line that has no end. */
 static int read_line(trail_file *f) {
-    size_t n = 0;
-    for (int c; (c = fgetc(f->file)) != EOF; f->text[n++] = (char)c) {
+    int n = 0, before = 0;
+    for (int c; (c = fgetc(f->file)) != EOF; before = c) {
         if (c == '\n') {
             f->text[n] = '\0';
             f->line++;
             return 1;
         }
-        if (n + 1 < f->room) continue;
-        f->room = 2 * f->room;
-        f->text = realloc(f->text, f->room);
-        if (!f->text) exit(2);
+        if (n + 1 == LINE_MOST) refuse(f, "a line has more than 16,383 bytes; this file is no trail");
+        if ((c < ' ' && c != '\t') || c == 127 || (before == 0xC2 && c >= 0x80 && c < 0xA0)) c = '?';
+        f->text[n++] = (char)c;
     }
     return 0;
-}
-
-static void refuse(const trail_file *f, const char *what) {
-    fprintf(stderr, "trail: %s, line %" PRId64 ": %s\n", f->path, f->line, what);
-    exit(2);
 }
 
 static int is_hex(const char *s, size_t n)
@@ -61,15 +63,15 @@ static int read_record(trail_file *f) {
     return 1;
 }
 
-static trail_file open_trail(const char *path) {
-    trail_file f = { .path = path, .file = fopen(path, "r"), .room = 512 };
-    f.text = malloc(f.room);
-    if (!f.text || !f.file) {
-        fprintf(stderr, "trail: cannot read %s\n", path);
+static void open_trail(trail_file *f, const char *path) {
+    memset(f, 0, sizeof *f);
+    f->path = path;
+    f->file = plain_open(path);
+    if (!f->file) {
+        fprintf(stderr, "trail: cannot read %s: %s\n", path, plain_error());
         exit(2);
     }
-    if (!read_line(&f) || strcmp(f.text, TRAIL_HEAD)) refuse(&f, "the file does not begin with \"" TRAIL_HEAD "\"");
-    return f;
+    if (!read_line(f) || strcmp(f->text, TRAIL_HEAD)) refuse(f, "the file does not begin with \"" TRAIL_HEAD "\"");
 }
 
 /* The same array of the same step? */
@@ -129,14 +131,14 @@ static void show_rest(trail_file *a, trail_file *b) {
 }
 
 int main(int argc, char **argv) {
-    trail_file a, b;
+    static trail_file a, b;
     int64_t    equal = 0;
     if (argc != 3) {
         fprintf(stderr, "usage: trail A B      two files that mixp_trail_open of examples/trail.h wrote\n");
         return 2;
     }
-    a = open_trail(argv[1]);
-    b = open_trail(argv[2]);
+    open_trail(&a, argv[1]);
+    open_trail(&b, argv[2]);
     for (int more_a, more_b;; equal++) {
         more_a = read_record(&a);
         more_b = read_record(&b);

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "plain_file.h"
 
 #ifdef MIXPREC_NO_WATCH
 #  error "trail.h needs mixp_observe, which MIXPREC_NO_WATCH leaves out"
@@ -154,10 +155,10 @@ static mixp_result trail_install(mixp_trail *t) {
     return mixp_observe(t->ctx, &observer, &t->before);
 }
 
-/* Begins to write the context's sites to the file `path`, which is replaced. Reads each stored tensor back from the
- * device, hashes it and sums it up: a step of a small GPT takes 1.6 times as long. It changes no bits of the run. Close
- * the trail before you free the context. Returns NULL with the context's error set. MIXP_ERR_IO: the file cannot be written.
- * MIXP_ERR_ORDER: a region or a scope is open. MIXP_ERR_MEMORY. */
+/* Begins to write the context's sites to the file `path`, which is replaced; a link, a FIFO or a device is
+ * refused. Reads each stored tensor back from the device, hashes it and sums it up: a step of a small GPT takes 1.6
+ * times as long. It changes no bits of the run. Close the trail before you free the context. Returns NULL with the
+ * context's error set. MIXP_ERR_IO: the file cannot be written. MIXP_ERR_ORDER: a region or a scope is open. MIXP_ERR_MEMORY. */
 TRAIL_API mixp_trail *mixp_trail_open(mixp_context *ctx, const char *path) {
     mixp_trail *t = ctx && path ? (mixp_trail *)calloc(1, sizeof *t) : NULL;
     if (!t) {
@@ -166,8 +167,8 @@ TRAIL_API mixp_trail *mixp_trail_open(mixp_context *ctx, const char *path) {
         return NULL;
     }
     t->ctx = ctx;
-    t->file = fopen(path, "w");
-    if (!t->file) mixp_context_fail(ctx, MIXP_ERR_IO, "mixp_trail_open: cannot write %s", path);
+    t->file = plain_log(path, 0);
+    if (!t->file) mixp_context_fail(ctx, MIXP_ERR_IO, "mixp_trail_open: cannot write %s: %s", path, plain_error());
     else if (trail_install(t) == MIXP_OK) {
         fprintf(t->file, "%s\n", TRAIL_HEAD);
         return t;

@@ -43,12 +43,12 @@ static void find_default_data(char *path, size_t space, const char *program) {
            "Name a file with --data FILE");
 }
 
-/* Maps a regular file; reads any other file, for example a pipe that the command line names. */
+/* Maps a regular file; reads a pipe that the command line names. */
 static const unsigned char *map_file(corpus *d, shard *s, const char *flag, int64_t *size) {
     struct stat info;
-    int         file = open(s->path, O_RDONLY);
+    int         file = plain_descriptor(s->path, O_RDONLY, S_IFIFO);
     if (file < 0 || fstat(file, &info) != 0)
-        die(1, "cannot read %s: %s. Check %s", s->path, strerror(errno), flag);
+        die(1, "cannot read %s: %s. Check %s", s->path, plain_error(), flag);
     if (S_ISREG(info.st_mode) && info.st_size > 0) {
         void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
         if (map == MAP_FAILED) die(1, "cannot map %s: %s", s->path, strerror(errno));
@@ -57,7 +57,7 @@ static const unsigned char *map_file(corpus *d, shard *s, const char *flag, int6
         *size = (int64_t)info.st_size;
     } else {
         s->memory = read_to_end(file, (int64_t)1 << 30, size);
-        if (!s->memory) die(1, "cannot read %s: %s. Check %s", s->path, read_error(), flag);
+        if (!s->memory) die(1, "cannot read %s: %s. Check %s", s->path, plain_error(), flag);
         d->own += *size;
     }
     close(file);

@@ -3,45 +3,27 @@
  *
  * A foreign folder may hold links and pipes in place of files. Links are followed, but only
  * regular files are read: a pipe or a device would block the program. A file is written under another name
- * and renamed: the rename replaces a link of that name, and leaves the link's target unchanged.
+ * and renamed: the rename replaces a link of that name, and leaves the link's target unchanged. ../plain_file.h does
+ * both for all programs.
  */
 #ifndef TRAINER_DISK_H
 #define TRAINER_DISK_H
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "../plain_file.h"
+#include "messages.h"
 
 #define PATH_SPACE 1200                 /* a folder and the name of a file in it */
 
-/* Why a file cannot be read: the system's reason, or ours for what is no regular file. */
-static const char *read_error(void) {
-    return errno == ENXIO ? "not a regular file" : errno == EFBIG ? "too large" : strerror(errno);
-}
-
 /* Is there a symbolic link of this name? */
-static int is_link(const char *path) {
+static inline int is_link(const char *path) {
     struct stat info;
     return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
 }
 
-/* Opens a regular file for reading. Returns its descriptor, or -1 with errno set; ENXIO: a folder, a
- * pipe or a device. Waits for no other program. */
-static int open_regular(const char *path) {
-    struct stat info;
-    int         why, file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
-    if (file < 0) return -1;
-    why = fstat(file, &info) != 0 ? errno : S_ISREG(info.st_mode) ? 0 : ENXIO;
-    if (!why) return file;
-    close(file);
-    errno = why;
-    return -1;
-}
+/* Opens a regular file for reading. Returns its descriptor, or -1 with errno set. */
+static int open_regular(const char *path) { return plain_descriptor(path, O_RDONLY, 0); }
 
 /* Reads from a descriptor to its end, and appends '\0'. Returns NULL with errno set on failure; EFBIG:
  * there are more than `most` bytes. */
@@ -68,7 +50,7 @@ static char *read_to_end(int file, int64_t most, int64_t *size) {
     return text;
 }
 
-/* Reads a regular file into memory and appends '\0'. Returns NULL on failure: see read_error. */
+/* Reads a regular file into memory and appends '\0'. Returns NULL on failure: see plain_error. */
 static char *read_file(const char *path, int64_t most, int64_t *size) {
     int   file = open_regular(path), why;
     char *text;
@@ -80,66 +62,51 @@ static char *read_file(const char *path, int64_t most, int64_t *size) {
     return text;
 }
 
-/* Creates a file that did not exist. A link or a file of that name is removed first. Returns NULL with
- * errno set on failure. */
-static FILE *create_file(const char *path) {
-    int   file;
-    FILE *f;
-    if (unlink(path) != 0 && errno != ENOENT) return NULL;
-    file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
-    f = file < 0 ? NULL : fdopen(file, "wb");
-    if (!f && file >= 0) close(file);
-    return f;
-}
-
-/* Flushes a file to the disk and closes it. Returns 0, or the errno of the failed call. */
-static int finish_file(FILE *f) {
-    int why = ferror(f) ? EIO : 0;
-    if (fflush(f) != 0 || (fsync(fileno(f)) != 0 && errno != EINVAL && errno != ENOTSUP && errno != ENOSYS))
-        why = errno;
-    if (fclose(f) != 0 && !why) why = errno;
-    return why;
-}
-
-/* Gives the temporary file the name `path`. Returns 1, or 0 with errno set; why: what failed before. */
-static int rename_file(const char *temporary, const char *path, int why) {
-    if (!why && rename(temporary, path) != 0) why = errno;
-    if (why) remove(temporary);
-    errno = why;
-    return !why;
-}
-
 /* Writes a temporary file, flushes it to the disk and renames it: after a crash, a full disk or a
  * power cut, either the old or the new file is complete. Returns 0 with errno set on failure, and
  * then leaves no temporary file. */
 static int replace_file(const char *path, const char *text, size_t length) {
-    char   temporary[PATH_SPACE + 8];
-    FILE  *f;
-    size_t written;
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    f = create_file(temporary);
+    char  temporary[PATH_SPACE + 8];
+    FILE *f = plain_begin(path, temporary, sizeof temporary);
     if (!f) return 0;
-    written = fwrite(text, 1, length, f);
-    return rename_file(temporary, path, written == length ? finish_file(f) : (finish_file(f), errno));
+    fwrite(text, 1, length, f);
+    return plain_end(f, temporary, path) == 0;
 }
 
 /* Copies a regular file; otherwise as replace_file. */
-static int copy_file(const char *from, const char *path) {
-    char    temporary[PATH_SPACE + 8], buffer[1 << 16];
-    ssize_t got = 1;
-    int     why = 0, source = open_regular(from);
-    FILE   *f;
-    if (source < 0) return 0;
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    f = create_file(temporary);
-    while (f && !why && got > 0) {
-        got = read(source, buffer, sizeof buffer);
-        if (got < 0 || (got > 0 && fwrite(buffer, 1, (size_t)got, f) != (size_t)got)) why = errno;
-    }
+static inline int copy_file(const char *from, const char *path) {
+    char   temporary[PATH_SPACE + 8], buffer[1 << 16];
+    size_t got = 1;
+    int    why = 0;
+    FILE  *source = plain_open(from), *f = source ? plain_begin(path, temporary, sizeof temporary) : NULL;
     if (!f) why = errno;
-    close(source);
-    if (!f) { errno = why; return 0; }
-    return rename_file(temporary, path, why ? (finish_file(f), why) : finish_file(f));
+    while (f && got > 0 && !ferror(source)) {
+        got = fread(buffer, 1, sizeof buffer, source);
+        fwrite(buffer, 1, got, f);
+    }
+    if (f && ferror(source)) why = EIO;
+    if (source) fclose(source);
+    if (f) why = plain_end_after(f, temporary, path, why);
+    errno = why;
+    return !why;
+}
+
+/* Makes the temporary file of `path` for a writer that takes a name and would follow a link. Dies on failure; the
+ * caller ends with plain_rename. */
+static void begin_target(const char *path, char *temporary, size_t space) {
+    FILE *f = plain_begin(path, temporary, space);
+    if (!f) die(1, "cannot write %s: %s", path, plain_error());
+    fclose(f);
+}
+
+/* Dies before any work if a file that will be written at `path` cannot be: a folder or a device has the name, or the
+ * folder cannot be written. named_by: the option, for the message. */
+static void check_target(const char *path, const char *named_by) {
+    char  temporary[PATH_SPACE + 8];
+    FILE *f = plain_begin(path, temporary, sizeof temporary);
+    if (!f) die(1, "cannot write %s: %s. Check %s", path, plain_error(), named_by);
+    fclose(f);
+    remove(temporary);
 }
 
 #endif

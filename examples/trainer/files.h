@@ -176,13 +176,19 @@ static void open_folder(trainer *t) {
 
 /* Checks before training, because a failure after training would lose the weights. */
 static void make_export_folder(const config *c) {
-    char path[PATH_SPACE], *slash;
+    char path[PATH_SPACE], folder[PATH_SPACE], *slash;
     if (!c->export_to[0]) return;
     export_path(c, path);
-    slash = strrchr(path, '/');
-    if (!slash || slash == path) return;
-    *slash = '\0';
-    make_folders(path, "--export");
+    strcpy(folder, path);
+    slash = strrchr(folder, '/');
+    if (slash && slash != folder) {
+        *slash = '\0';
+        make_folders(folder, "--export");
+    }
+    check_target(path, "--export");
+    if (is_gguf(path)) return;
+    config_beside(path, folder);
+    check_target(folder, "--export");
 }
 
 /* --export: the weights, with config.json beside them; a GGUF file has everything in itself. */
@@ -251,7 +257,7 @@ static int show_report(trainer *t) {
     in_folder(&t->c, "metrics.jsonl", log);
     in_folder(&t->c, "report.html", page);
     file = open_regular(log);
-    if (file < 0) die(1, "cannot read %s: %s", log, read_error());
+    if (file < 0) die(1, "cannot read %s: %s", log, plain_error());
     close(file);
     clear_temporary(page);
     result = report_render(log, page, error);

@@ -251,7 +251,7 @@ static int64_t gpt2_floats(const gpt *m) {
 static void gpt2_write_weights(const gpt *m, const char *path) {
     static const char *const pairs[][2] = {{"format", "pt"}};
     int64_t     most = most_tensors(m), floats = gpt2_floats(m);
-    char        error[MIXP_MESSAGE_SIZE];
+    char        error[MIXP_MESSAGE_SIZE], temporary[PATH_SPACE + 8];
     gpt2_writer w = {NULL, NULL, NULL, 0, NULL};
     float      *values = (float *)malloc((size_t)floats * sizeof *values);
     w.entries = (mixp_st_entry *)calloc((size_t)most, sizeof *w.entries);
@@ -260,8 +260,10 @@ static void gpt2_write_weights(const gpt *m, const char *path) {
     if (!values || !w.entries || !w.names || !w.spare) die(1, "out of memory for --export");
     w.values = values;
     gpt2_put_all(&w, m);
-    if (mixp_safetensors_write(path, w.entries, w.n, pairs, 1, error, sizeof error) != MIXP_OK)
+    begin_target(path, temporary, sizeof temporary);
+    if (mixp_safetensors_write(temporary, w.entries, w.n, pairs, 1, error, sizeof error) != MIXP_OK)
         die(1, "while exporting: %s", error);
+    if (plain_rename(temporary, path, 0)) die(1, "cannot write %s: %s", path, strerror(errno));
     free(values);
     free(w.entries);
     free(w.names);

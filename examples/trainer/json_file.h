@@ -14,7 +14,7 @@ static char *read_json(const char *path, int64_t most, const char *hint, const c
     int64_t     size = 0;
     const char *wrong = NULL;
     char       *text = read_file(path, most, &size);
-    if (!text) die(1, "cannot read %s: %s%s", path, read_error(), hint);
+    if (!text) die(1, "cannot read %s: %s%s", path, plain_error(), hint);
     if (strlen(text) != (size_t)size)
         die(1, "%s holds a zero byte, as after a power cut: what follows cannot be read. Use a copy of the "
                "file, or write the file again", path);

@@ -168,7 +168,7 @@ static void read_rows(const char *path, const char *style, int64_t block) {
     int64_t size = 0;
     size_t  length = strlen(path);
     char   *text = read_file(path, (int64_t)1 << 30, &size);
-    if (!text) die(1, "cannot read %s: %s. Check --data", path, read_error());
+    if (!text) die(1, "cannot read %s: %s. Check --data", path, plain_error());
     text = (char *)rows_memory(text, (size_t)size + 2, 1);
     if (length > 6 && strcmp(path + length - 6, ".jsonl") == 0) {
         if ((int64_t)strlen(text) < size)

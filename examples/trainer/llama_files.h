@@ -5,6 +5,8 @@
 #ifndef TRAINER_LLAMA_FILES_H
 #define TRAINER_LLAMA_FILES_H
 
+#include <dirent.h>
+
 /* ==== Opening ======================================================================= */
 
 static char *path_in(const char *folder, const char *file) {
@@ -256,10 +258,67 @@ static void write_text(const char *path, const char *text) {
         die(1, "cannot write %s: %s", path, strerror(errno));
 }
 
+/* Does --out get all weights, and not only adapters? */
+static int saves_whole(void) { return !(opt.lora > 0 || opt.adapter) || opt.merge != 0; }
+
+/* Names of --out that are copied from the model's folder. */
+static const char *const copied_files[] = { "tokenizer_config.json", "special_tokens_map.json",
+                                            "generation_config.json", "chat_template.jinja" };
+enum { COPIED_FILES = sizeof copied_files / sizeof copied_files[0] };
+static char *copied_texts[COPIED_FILES]; /* NULL: the model has no such file */
+
+/* Reads them before the training: a file that cannot be read must not cost a run. */
+static void read_copied_files(void) {
+    for (int i = 0; i < COPIED_FILES && !m.gguf; i++) {
+        char   *path = path_in(opt.model, copied_files[i]);
+        int64_t size;
+        if (is_there(path) && !(copied_texts[i] = read_file(path, 1 << 26, &size)))
+            die(1, "cannot read %s: %s", path, plain_error());
+        free(path);
+    }
+}
+
+/* Refuses a folder in which other programs would find these weights beside others: shards, weights of another name,
+ * adapters beside a model. */
+static void check_other_weights(const char *folder, int whole) {
+    DIR *all = opendir(folder);
+    for (const struct dirent *e; all && (e = readdir(all)) != NULL;) {
+        const char *name = e->d_name;
+        int         is_adapter = strncmp(name, "adapter_", 8) == 0, is_weights;
+        is_weights = ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json") ||
+                     (strncmp(name, "pytorch_model", 13) == 0 && strstr(name, ".bin"));
+        if (strcmp(name, whole ? "model.safetensors" : "adapter_model.safetensors") == 0) continue;
+        if (whole ? is_weights || is_adapter : is_weights)
+            die(1,
+                "--out %s holds %s, which programs would read beside the new %s: name another folder, or take that "
+                "file away",
+                folder, name, whole ? "model.safetensors" : "adapters");
+    }
+    if (all) closedir(all);
+}
+
+/* Makes the folder of --out, and refuses before the first step what could not be saved after the last. */
+static void check_out(void) {
+    static const char *const own[2][3] = { { "adapter_model.safetensors", "adapter_config.json", NULL },
+                                           { "model.safetensors", "config.json", "tokenizer.json" } };
+    if (opt.gguf) check_target(opt.gguf, "--gguf");
+    if (!opt.out) return;
+    if (mkdir(opt.out, 0777) != 0 && errno != EEXIST)
+        die(1, "cannot make the folder %s: %s. Check --out", opt.out, strerror(errno));
+    check_other_weights(opt.out, saves_whole());
+    read_copied_files();
+    for (int i = 0; i < 3 + (saves_whole() ? COPIED_FILES : 0); i++) {
+        const char *name = i < 3 ? own[saves_whole()][i] : copied_files[i - 3];
+        char       *path = name ? path_in(opt.out, name) : NULL;
+        if (path) check_target(path, "--out");
+        free(path);
+    }
+}
+
 /* The parameters without adapters, in the dtype of the model's file. */
 static void save_weights(const char *path) {
     static const char *const pairs[][2] = { { "format", "pt" } };
-    char                     error[MIXP_MESSAGE_SIZE];
+    char                     error[MIXP_MESSAGE_SIZE], temporary[PATH_SPACE + 8];
     int64_t                  n = 0, i = 0;
     mixp_st_entry           *entries = NULL;
     mixp_tensor             *t;
@@ -277,8 +336,10 @@ static void save_weights(const char *path) {
         entries[n].data = values;
         entries[n++].bytes = (size_t)t->count * mixp_dtype_size(m.stored);
     }
-    if (mixp_safetensors_write(path, entries, n, pairs, 1, error, sizeof error) != MIXP_OK)
+    begin_target(path, temporary, sizeof temporary);
+    if (mixp_safetensors_write(temporary, entries, n, pairs, 1, error, sizeof error) != MIXP_OK)
         die(1, "while saving: %s", error);
+    if (plain_rename(temporary, path, 0)) die(1, "cannot write %s: %s", path, strerror(errno));
     while (n-- > 0) {
         void *values;
         memcpy(&values, &entries[n].data, sizeof values);
@@ -289,8 +350,6 @@ static void save_weights(const char *path) {
 
 /* The model as `transformers` reads it: config and tokenizer are those that were read. */
 static void save_model(const char *folder) {
-    static const char *const more[] = { "tokenizer_config.json", "special_tokens_map.json",
-                                        "generation_config.json", "chat_template.jinja" };
     char                    *path = path_in(folder, "model.safetensors");
     save_weights(path);
     free(path);
@@ -300,21 +359,22 @@ static void save_model(const char *folder) {
     path = path_in(folder, "tokenizer.json");
     write_text(path, data.json);
     free(path);
-    for (size_t i = 0; i < sizeof more / sizeof more[0] && !m.gguf; i++) {
-        char *from = path_in(opt.model, more[i]), *to = path_in(folder, more[i]);
-        if (is_there(from)) copy_file(from, to);
-        free(from);
-        free(to);
+    for (int i = 0; i < COPIED_FILES; i++) {
+        path = path_in(folder, copied_files[i]);
+        if (copied_texts[i]) write_text(path, copied_texts[i]);
+        free(path);
     }
 }
 
 /* Saves only the adapters, as the `peft` library reads them. target_modules lists full names of modules. */
 static void save_adapters(const char *folder) {
-    char  *path = path_in(folder, "adapter_model.safetensors"), module[96];
+    char  *path = path_in(folder, "adapter_model.safetensors"), module[96], temporary[PATH_SPACE + 8];
     size_t room = 1024 + 2 * strlen(opt.model) + (size_t)(cfg.layers * LINEARS) * 64, n;
     char  *text = (char *)rows_memory(NULL, room, 1);
-    mixp_checkpoint_save_weights_of(path, m.ctx, &(mixp_weights_desc){ .pattern = PEFT "*" });
+    begin_target(path, temporary, sizeof temporary);
+    mixp_checkpoint_save_weights_of(temporary, m.ctx, &(mixp_weights_desc){ .pattern = PEFT "*" });
     check("saving adapters");
+    if (plain_rename(temporary, path, 0)) die(1, "cannot write %s: %s", path, strerror(errno));
     free(path);
     n = (size_t)snprintf(
         text, room,

@@ -7,6 +7,7 @@
 #ifndef TRAINER_MEASURE_H
 #define TRAINER_MEASURE_H
 
+#include "../plain_file.h"
 #include "../profile.h"
 
 #define MEASURE_STUB(group, kernel, what, parameters, arguments)                                  \
@@ -64,7 +65,7 @@ static const mixp_device *measuring_device(void) {
 /* The memory of this machine, or the limit of this process's group; 0 = unknown. */
 static double machine_memory(void) {
     double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), limit;
-    FILE  *f = fopen("/sys/fs/cgroup/memory.max", "r");
+    FILE  *f = plain_open("/sys/fs/cgroup/memory.max");
     if (f && fscanf(f, "%lf", &limit) == 1 && limit < all) all = limit;
     if (f) fclose(f);
     return all > 0 ? all : 0;
@@ -80,7 +81,7 @@ static const char *bytes_text(double bytes, char *text, size_t space) {
 
 /* The peak memory of this process; 0 if the system does not report it. */
 static double process_peak(void) {
-    FILE  *f = fopen("/proc/self/status", "r");
+    FILE  *f = plain_open("/proc/self/status");
     char   line[256];
     double kib = 0;
     while (f && fgets(line, sizeof line, f)) sscanf(line, "VmHWM: %lf", &kib);

@@ -127,7 +127,7 @@ static int lock_folder(run *r, int create) {
     char         path[PATH_SPACE];
     if (r->lock >= 0 || r->rank) return 1;      /* rank 0 holds it for all */
     in_run(r, LOCK, path);
-    r->lock = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | (create ? O_CREAT : 0), 0666);
+    r->lock = plain_descriptor(path, O_RDWR | O_NOFOLLOW | (create ? O_CREAT : 0), 0);
     if (r->lock < 0) return 1;
     memset(&whole, 0, sizeof whole);
     whole.l_type = F_WRLCK;
@@ -211,7 +211,7 @@ static void trim_metrics(run *r, const char *path, const char *header) {
     int64_t damaged = 0;
     char   *text = read_file(path, (int64_t)1 << 30, &size);
     char   *all = text ? (char *)malloc((size_t)size + 2 * length) : NULL;
-    if (!text && errno != ENOENT) die(1, "cannot read %s: %s", path, read_error());
+    if (!text && errno != ENOENT) die(1, "cannot read %s: %s", path, plain_error());
     if (text && !all) die(1, "out of memory: %s has %lld bytes", path, (long long)size);
     if (!text) { all = (char *)malloc(2 * length); if (!all) die(1, "out of memory"); }
     memcpy(all, header, length);
@@ -255,13 +255,17 @@ static void make_folders(const char *folder, const char *flag) {
 
 enum { HEADER_SPACE = 1400 };
 
-/* The library saves through a link, and the folder of a run may come from elsewhere. */
-static void refuse_links(const run *r) {
-    static const char *const names[] = {CHECKPOINT, BEST, LOCK};
+/* The library saves through a link, and the folder of a run may come from elsewhere. What no file can replace is
+ * refused before the training. */
+static void refuse_names(const run *r) {
+    static const char *const names[] = {CHECKPOINT, BEST, LOCK, "config.json", "metrics.jsonl", "metrics.csv",
+                                        "report.html"};
     char path[PATH_SPACE];
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (int i = 0; i < (int)(sizeof names / sizeof names[0]); i++) {
         in_run(r, names[i], path);
-        if (is_link(path))
+        if (!plain_may_replace(path))
+            die(1, "cannot write %s: %s. Take it away, or choose another --out", path, plain_error());
+        if (i < 3 && is_link(path))
             die(1, "%s is a symbolic link, and a run writes through none: put the file itself there, or "
                    "remove the link", path);
     }
@@ -275,7 +279,7 @@ static void open_run(run *r, const char *header) {
     if (access(r->out, R_OK | W_OK | X_OK) != 0)
         die(1, "the folder %s cannot be read and written: %s. A save flushes it, which takes both. "
                "Choose another --out, or chmod u+rwx", r->out, strerror(errno));
-    refuse_links(r);
+    refuse_names(r);
     if (r->locked_out || !lock_folder(r, 1))
         die(1, "another %s is training in %s: wait until it is done, or choose another --out",
             program_name, r->out);

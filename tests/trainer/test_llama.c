@@ -5,7 +5,7 @@
  *
  *   test_llama                                  the tests   test_llama --logits DIR N ID...
  * [ARG...]    prints the loss, then the logits of N tokens, for interop_llama.py   test_llama
- * --run ARGUMENT...                runs llama
+ * --run ARGUMENT...                runs llama       test_llama --make FOLDER    writes a small model
  */
 #define main llama_main
 #include "../../examples/llama.c"
@@ -989,6 +989,11 @@ int main(int argc, char **argv) {
     char command[128];
     if (argc > 4 && strcmp(argv[1], "--logits") == 0) return print_logits(argc, argv);
     if (argc > 2 && strcmp(argv[1], "--run") == 0) return llama_main(argc - 1, argv + 1);
+    if (argc == 3 && strcmp(argv[1], "--make") == 0) {
+        snprintf(folder, sizeof folder, "%s", argv[2]);
+        write_model(&llama_cases[0]);
+        return test_report();
+    }
     snprintf(folder, sizeof folder,
              "/dev/shm/test_llama.XXXXXX"); /* in memory: saving flushes to the disk */
     if (!mkdtemp(folder)) snprintf(folder, sizeof folder, "/tmp/test_llama.XXXXXX");
