@@ -15,6 +15,7 @@
 #include "shared_work.h"
 #include "examples/conv.h"
 #include "examples/recurrent.h"
+#include "operators.h"
 #include "any_batch.h"
 
 #if MIXPI_AMX

@@ -3,7 +3,7 @@
  * single rows, prefixes, and queries beside a cache of keys and values. Every bit must be the same.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Include it after mixprec.h, test.h, shared_work.h, examples/conv.h and examples/recurrent.h.
+ * Include it after mixprec.h, test.h, operators.h, shared_work.h, examples/conv.h and examples/recurrent.h.
  */
 enum { AB_BATCH = 3, AB_TIME = 71, AB_WIDTH = 48, AB_HEADS = 4, AB_DEEP = 401, AB_VOCAB = 13,
        AB_ROWS = AB_BATCH * AB_TIME, AB_SIDE = 6, AB_MOST = AB_ROWS * AB_DEEP };
@@ -162,8 +162,6 @@ static mixp_tensor *ab_masked(ab_net *n) {
 
 /* --- what models are made of -------------------------------------------------------------------- */
 
-static mixp_tensor *ab_positive(ab_net *n) { return mixp_add_scalar(n->ctx, mixp_abs(n->ctx, n->x), 0.125f); }
-
 static mixp_tensor *ab_rope(ab_net *n, int interleaved) {
     mixp_rope_desc d;
     memset(&d, 0, sizeof d);
@@ -173,15 +171,6 @@ static mixp_tensor *ab_rope(ab_net *n, int interleaved) {
     return mixp_rope(n->ctx, n->x, &d);
 }
 
-/* Adds two numbers to the same place of each row. */
-static mixp_tensor *ab_scatter(ab_net *n) {
-    const int64_t shape[3] = { n->part.nb, n->part.nt, 2 };
-    mixp_tensor  *twice = mixp_expand(n->ctx, ab_column(n), 3, shape);
-    return mixp_scatter_add(n->ctx, n->x, -1, twice, mixp_slice(n->ctx, n->y, -1, 0, 2));
-}
-
-static const int ab_turned[3] = { 0, 2, 1 };
-
 /* Adds five rows to four places of each sequence. */
 static mixp_tensor *ab_index_add(ab_net *n) {
     static const int32_t places[5] = { 3, 70, 3, 0, 41 };
@@ -190,38 +179,10 @@ static mixp_tensor *ab_index_add(ab_net *n) {
     return mixp_index_add(n->ctx, n->x, 1, to, mixp_slice(n->ctx, n->y, 1, 0, many));
 }
 
-static mixp_tensor *ab_joined(ab_net *n, int stack) {
-    mixp_tensor *two[2];
-    two[0] = n->x;
-    two[1] = n->y;
-    return stack ? mixp_stack(n->ctx, 2, two, 2) : mixp_concat(n->ctx, 2, two, -1);
-}
-
-static mixp_tensor *ab_second(ab_net *n, int norm) {
-    mixp_tensor *sum = NULL, *y = norm ? mixp_add_layer_norm(n->ctx, n->x, n->y, n->gain, n->shift, 1e-5f, &sum)
-                                       : mixp_add_rms_norm(n->ctx, n->x, n->y, n->gain, 1e-5f, &sum);
-    return mixp_add(n->ctx, y, sum);
-}
-
 /* Log-probabilities of the token that each row names. */
 static mixp_tensor *ab_log_p(ab_net *n) {
     mixp_tensor *logits = mixp_linear(n->ctx, n->x, n->table, NULL);
     return mixp_gather(n->ctx, mixp_log_softmax(n->ctx, logits), -1, ab_column(n));
-}
-
-/* The loss of each row, or element. */
-static mixp_tensor *ab_loss(ab_net *n, mixp_op_id loss) {
-    mixp_context  *c = n->ctx;
-    mixp_loss_desc d;
-    const int      rows = loss == MIXP_OP_CROSS_ENTROPY || loss == MIXP_OP_NLL;
-    memset(&d, 0, sizeof d);
-    d.reduction = MIXP_REDUCE_NONE;
-    if (loss == MIXP_OP_LINEAR_CROSS_ENTROPY)
-        return mixp_linear_cross_entropy_apply(c, n->x, n->table, ab_named(n), &d);
-    if (rows) return mixp_loss_apply(c, loss, mixp_log_softmax(c, n->x), ab_named(n), &d);
-    if (loss == MIXP_OP_KL_DIV) return mixp_loss_apply(c, loss, mixp_log_softmax(c, n->x), mixp_softmax(c, n->y), &d);
-    if (loss == MIXP_OP_BCE_WITH_LOGITS) return mixp_loss_apply(c, loss, n->x, mixp_sigmoid(c, n->y), &d);
-    return mixp_loss_apply(c, loss, n->x, n->y, &d);
 }
 
 /* Attention of q = x, k = x, v = y, whose first kv_heads heads count. Tokens before the part are the cache. */
@@ -282,10 +243,42 @@ static mixp_tensor *ab_recur(ab_net *n, int gru) {
  * before them. */
 typedef enum ab_kind { AB_ROW, AB_SEQUENCE, AB_PREFIX, AB_CAUSAL } ab_kind;
 typedef struct ab_case {
-    const char  *name;
-    ab_kind      kind;
+    const char   *name;
+    ab_kind       kind;
     mixp_tensor *(*run)(ab_net *n);
+    const op_row *row;          /* of tests/support/operators.h, in place of run           */
 } ab_case;
+
+/* x in the domain of a row. */
+static mixp_tensor *ab_in_domain(ab_net *n, const op_row *r, mixp_tensor *x) {
+    mixp_context *c = n->ctx;
+    switch (r->is[OP_DOMAIN]) {
+    case 'P': return mixp_add_scalar(c, mixp_abs(c, x), 0.125f);
+    case 'U': return mixp_scale(c, x, 0.4f);
+    case '1': return mixp_sigmoid(c, x);
+    default:  return x;
+    }
+}
+
+/* The operator of a row, on the part's tokens. */
+static mixp_tensor *ab_operator(ab_net *n, const op_row *r) {
+    op_in o;
+    memset(&o, 0, sizeof o);
+    o.c = n->ctx;
+    o.x = ab_in_domain(n, r, n->x);
+    o.y = ab_in_domain(n, r, n->y);
+    o.z = n->y;
+    o.w = n->square;
+    o.v = n->gain;
+    o.u = n->shift;
+    o.i = ab_named(n);
+    o.a = mixp_expand(n->ctx, ab_column(n), 3, n->x->shape);
+    o.j = mixp_input(n->ctx, MIXP_I32, 1, (const int64_t[]){ AB_WIDTH }, ab_ids);
+    o.m = ab_masked(n);
+    o.k = r->k;
+    o.reduction = MIXP_REDUCE_NONE;
+    return r->run(&o);
+}
 
 #define AB_PRODUCTS(X)                                                                               \
     X(linear, AB_ROW, mixp_linear(c, x, n->square, n->bias))                                         \
@@ -304,87 +297,19 @@ typedef struct ab_case {
     X(conv1d, AB_SEQUENCE, conv1d(c, x, n->taps, NULL, NULL))                                        \
     X(lstm, AB_SEQUENCE, ab_recur(n, 0)) X(gru, AB_SEQUENCE, ab_recur(n, 1))
 #define AB_OTHERS(X)                                                                                 \
-    X(add, AB_ROW, mixp_add(c, x, y)) X(sub, AB_ROW, mixp_sub(c, x, y))                              \
-    X(mul, AB_ROW, mixp_mul(c, x, y)) X(div, AB_ROW, mixp_div(c, x, y))                              \
     X(add_vector, AB_ROW, mixp_add(c, x, n->gain)) X(mul_vector, AB_ROW, mixp_mul(c, n->gain, x))    \
-    X(maximum, AB_ROW, mixp_maximum(c, x, y)) X(minimum, AB_ROW, mixp_minimum(c, x, y))              \
-    X(swiglu, AB_ROW, mixp_swiglu(c, x, y)) X(swiglu_packed, AB_ROW, mixp_swiglu_packed(c, x))       \
-    X(scale, AB_ROW, mixp_scale(c, x, 0.3f)) X(neg, AB_ROW, mixp_neg(c, x))                          \
-    X(abs, AB_ROW, mixp_abs(c, x)) X(clamp, AB_ROW, mixp_clamp(c, x, -0.5f, 0.7f))                   \
-    X(relu, AB_ROW, mixp_relu(c, x)) X(relu_squared, AB_ROW, mixp_relu_squared(c, x))                \
-    X(gelu, AB_ROW, mixp_gelu(c, x)) X(gelu_tanh, AB_ROW, mixp_gelu_tanh(c, x))                      \
-    X(silu, AB_ROW, mixp_silu(c, x)) X(tanh, AB_ROW, mixp_tanh(c, x))                                \
-    X(sigmoid, AB_ROW, mixp_sigmoid(c, x)) X(soft_cap, AB_ROW, mixp_soft_cap(c, x, 1.5f))            \
-    X(sqrt, AB_ROW, mixp_sqrt(c, mixp_abs(c, x))) X(sin, AB_ROW, mixp_sin(c, x))                     \
-    X(cos, AB_ROW, mixp_cos(c, x)) X(erf, AB_ROW, mixp_erf(c, x))                                    \
-    X(leaky_relu, AB_ROW, mixp_leaky_relu(c, x, 0.01f)) X(elu, AB_ROW, mixp_elu(c, x, 1.0f))         \
-    X(add_scalar, AB_ROW, mixp_add_scalar(c, x, 0.1f)) X(rsub, AB_ROW, mixp_rsub(c, x, 0.1f))        \
-    X(exp, AB_ROW, mixp_exp(c, x)) X(log, AB_ROW, mixp_log(c, ab_positive(n)))                       \
-    X(pow, AB_ROW, mixp_pow(c, ab_positive(n), 1.7f)) X(expm1, AB_ROW, mixp_expm1(c, x))             \
-    X(log1p, AB_ROW, mixp_log1p(c, ab_positive(n))) X(square, AB_ROW, mixp_square(c, x))             \
-    X(reciprocal, AB_ROW, mixp_reciprocal(c, ab_positive(n)))                                        \
-    X(addcdiv, AB_ROW, mixp_addcdiv(c, x, y, ab_positive(n), 0.5f))                                  \
-    X(norm, AB_ROW, mixp_norm(c, x, 3.0f, -1, 0)) X(roll, AB_ROW, mixp_roll(c, x, 3, -1))            \
-    X(tril, AB_SEQUENCE, mixp_tril(c, x, 1)) X(triu, AB_SEQUENCE, mixp_triu(c, x, 1))                \
-    X(softplus, AB_ROW, mixp_softplus(c, x, 1.0f)) X(sum, AB_ROW, mixp_sum(c, x, -1, 0))             \
-    X(mean, AB_ROW, mixp_mean(c, x, -1, 1)) X(max, AB_ROW, mixp_max(c, x, -1, 0))                    \
-    X(min, AB_ROW, mixp_min(c, x, -1, 0)) X(argmax, AB_ROW, mixp_argmax(c, x, -1, 0))                \
-    X(argmin, AB_ROW, mixp_argmin(c, x, -1, 0)) X(prod, AB_ROW, mixp_prod(c, x, -1, 0))              \
-    X(cumsum, AB_ROW, mixp_cumsum(c, x, -1)) X(var, AB_ROW, mixp_var(c, x, -1, 1, 0))                \
-    X(std, AB_ROW, mixp_std(c, x, -1, 1, 0)) X(logsumexp, AB_ROW, mixp_logsumexp(c, x, -1, 0))       \
-    X(vector_norm, AB_ROW, mixp_vector_norm(c, x, -1, 0)) X(softmax, AB_ROW, mixp_softmax(c, x))     \
-    X(log_softmax, AB_ROW, mixp_log_softmax(c, x))                                                   \
-    X(layer_norm, AB_ROW, mixp_layer_norm(c, x, n->gain, n->shift, 1e-5f))                           \
     X(layer_norm_plain, AB_ROW, mixp_layer_norm(c, x, NULL, NULL, 1e-5f))                            \
-    X(rms_norm, AB_ROW, mixp_rms_norm(c, x, n->gain, 1e-6f))                                         \
-    X(add_layer_norm, AB_ROW, ab_second(n, 1)) X(add_rms_norm, AB_ROW, ab_second(n, 0))              \
-    X(embedding, AB_ROW, mixp_embedding(c, n->table, ab_named(n)))                                   \
-    X(gather, AB_ROW, mixp_gather(c, x, -1, ab_column(n)))                                           \
-    X(where, AB_ROW, mixp_where(c, ab_masked(n), x, y))                                              \
-    X(masked_fill, AB_ROW, mixp_masked_fill(c, x, ab_masked(n), -7.0f))                              \
-    X(gt, AB_ROW, mixp_gt(c, x, y)) X(eq, AB_ROW, mixp_eq(c, x, y))                                  \
-    X(ne, AB_ROW, mixp_ne(c, x, y)) X(ge, AB_ROW, mixp_ge(c, x, y))                                  \
-    X(lt, AB_ROW, mixp_lt(c, x, y)) X(le, AB_ROW, mixp_le(c, x, y))                                  \
-    X(one_hot, AB_ROW, mixp_one_hot(c, ab_named(n), AB_VOCAB, MIXP_F32))                             \
-    X(scatter_add, AB_ROW, ab_scatter(n)) X(topk, AB_ROW, mixp_topk(c, x, 5, -1, 1, NULL))               \
-    X(sort, AB_ROW, mixp_sort(c, x, -1, 0, NULL)) X(rope, AB_ROW, ab_rope(n, 0))                         \
-    X(rope_interleaved, AB_ROW, ab_rope(n, 1)) X(cast, AB_ROW, mixp_cast(c, x, MIXP_BF16))           \
-    X(flip, AB_ROW, mixp_flip(c, x, -1)) X(pad, AB_ROW, mixp_pad(c, x, -1, 1, 2, 0.5f))              \
-    X(slice, AB_ROW, mixp_slice(c, x, -1, 3, 9)) X(concat, AB_ROW, ab_joined(n, 0))                  \
-    X(stack, AB_ROW, ab_joined(n, 1))                                                                \
+    X(where_both, AB_ROW, mixp_where(c, ab_masked(n), x, y))                                         \
+    X(rope_interleaved, AB_ROW, ab_rope(n, 1)) X(rope_from_first, AB_ROW, ab_rope(n, 0))             \
+    X(leaky_relu_of_a_slope, AB_ROW, mixp_leaky_relu(c, x, 0.01f))                                   \
     X(squared_error, AB_ROW, mixp_mean(c, mixp_square(c, mixp_sub(c, x, y)), -1, 0))                 \
-    X(log2, AB_ROW, mixp_log2(c, ab_positive(n)))                                                    \
-    X(log10, AB_ROW, mixp_log10(c, ab_positive(n)))                                                  \
-    X(acos, AB_ROW, mixp_acos(c, mixp_scale(c, x, 0.4f)))                                            \
-    X(asin, AB_ROW, mixp_asin(c, mixp_scale(c, x, 0.4f)))                                            \
-    X(tan, AB_ROW, mixp_tan(c, x))                                                                   \
-    X(sinh, AB_ROW, mixp_sinh(c, x))                                                                 \
-    X(cosh, AB_ROW, mixp_cosh(c, x))                                                                 \
-    X(erfinv, AB_ROW, mixp_erfinv(c, mixp_scale(c, x, 0.4f)))                                        \
-    X(power, AB_ROW, mixp_power(c, ab_positive(n), y))                                               \
-    X(atan2, AB_ROW, mixp_atan2(c, x, y))                                                            \
-    X(prelu, AB_ROW, mixp_prelu(c, x, mixp_slice(c, n->gain, 0, 0, 1)))                              \
-    X(cumprod, AB_ROW, mixp_cumprod(c, x, -1))                                                       \
-    X(norm_of_order_3, AB_ROW, mixp_norm(c, x, 3.0f, -1, 0))                                         \
-    X(einsum, AB_ROW, mixp_einsum(c, "btc,dc->btd", x, n->square))                                   \
-    X(cross_entropy, AB_ROW, ab_loss(n, MIXP_OP_CROSS_ENTROPY))                                      \
-    X(linear_cross_entropy, AB_ROW, ab_loss(n, MIXP_OP_LINEAR_CROSS_ENTROPY))                        \
-    X(nll, AB_ROW, ab_loss(n, MIXP_OP_NLL))                                                          \
-    X(kl_div, AB_ROW, ab_loss(n, MIXP_OP_KL_DIV))                                                    \
-    X(mse, AB_ROW, ab_loss(n, MIXP_OP_MSE))                                                          \
-    X(l1, AB_ROW, ab_loss(n, MIXP_OP_L1))                                                            \
-    X(smooth_l1, AB_ROW, ab_loss(n, MIXP_OP_SMOOTH_L1))                                              \
-    X(huber, AB_ROW, ab_loss(n, MIXP_OP_HUBER))                                                      \
-    X(bce_with_logits, AB_ROW, ab_loss(n, MIXP_OP_BCE_WITH_LOGITS))                                  \
     X(sum_over_time, AB_SEQUENCE, mixp_sum(c, x, 1, 0))                                              \
     X(mean_over_time, AB_SEQUENCE, mixp_mean(c, x, 1, 0))                                            \
     X(max_over_time, AB_SEQUENCE, mixp_max(c, x, 1, 0))                                              \
     X(var_over_time, AB_SEQUENCE, mixp_var(c, x, 1, 1, 0))                                           \
     X(logsumexp_over_time, AB_SEQUENCE, mixp_logsumexp(c, x, 1, 0))                                  \
     X(cumsum_over_time, AB_PREFIX, mixp_cumsum(c, x, 1))                                             \
-    X(permute, AB_SEQUENCE, mixp_permute(c, x, 3, ab_turned))                                        \
-    X(transpose, AB_SEQUENCE, mixp_transpose(c, x, 1, 2))                                            \
-    X(index_add, AB_SEQUENCE, ab_index_add(n))                                                       \
+    X(index_add_over_time, AB_SEQUENCE, ab_index_add(n))                                             \
     X(attention, AB_SEQUENCE, ab_attend(n, AB_HEADS, 0, 0.0f, 0, 0))                                 \
     X(attention_masked, AB_SEQUENCE, ab_attend(n, AB_HEADS, 0, 0.0f, 1, 0))                          \
     X(attention_padded, AB_SEQUENCE, ab_attend(n, AB_HEADS, 0, 0.0f, 0, 1))                          \
@@ -408,9 +333,17 @@ typedef struct ab_case {
     }
 AB_PRODUCTS(AB_FUNCTION)
 AB_OTHERS(AB_FUNCTION)
-#define AB_ENTRY(name, kind, call) { #name, kind, ab_run_##name },
+#define AB_ENTRY(name, kind, call) { #name, kind, ab_run_##name, NULL },
 static const ab_case ab_products[] = { AB_PRODUCTS(AB_ENTRY) };
 static const ab_case ab_others[] = { AB_OTHERS(AB_ENTRY) };
+/* Each row of tests/support/operators.h; its column says the kind, and whether it is compared. */
+static int ab_row_case(int i, ab_case *to) {
+    memset(to, 0, sizeof *to);
+    to->name = op_rows[i].name;
+    to->row = &op_rows[i];
+    to->kind = op_rows[i].is[OP_BATCH] == 'S' ? AB_SEQUENCE : AB_ROW;
+    return op_rows[i].is[OP_BATCH] != 'N';
+}
 
 /* --- comparing ---------------------------------------------------------------------------------- */
 
@@ -422,7 +355,7 @@ static mixp_tensor *ab_result_of(ab_net *n, const ab_case *test, ab_part p) {
         n->part = p;
         n->x = ab_rows(n, ab_x, p, AB_WIDTH);
         n->y = ab_rows(n, ab_y, p, AB_WIDTH);
-        y = test->run(n);
+        y = test->row ? ab_operator(n, test->row) : test->run(n);
     }
     return y;
 }
@@ -494,14 +427,18 @@ static void ab_try(ab_net nets[3], const mixp_device *device, const ab_case *tes
     }
 }
 
-/* n cases on a device, in the modes whose bits are set in `modes`. */
-static void ab_run(const mixp_device *device, unsigned modes, const ab_case *cases, size_t n) {
+/* n cases on a device, and with `rows` those of operators.h, in the modes whose bits are set in `modes`. */
+static void ab_run(const mixp_device *device, unsigned modes, const ab_case *cases, size_t n, int rows) {
     ab_net nets[3];
     ab_data();
     for (int m = 0; m < AB_MODES; m++) {
         if (!(modes >> m & 1)) continue;
         for (int i = 0; i < 3; i++) ab_open(&nets[i], device, &ab_modes[m], i + 1);
         for (size_t i = 0; i < n; i++) ab_try(nets, device, &cases[i]);
+        for (int i = 0; rows && i < OP_ROWS; i++) {
+            ab_case row;
+            if (ab_row_case(i, &row)) ab_try(nets, device, &row);
+        }
         for (int i = 0; i < 3; i++) mixp_context_free(nets[i].ctx);
     }
 }
@@ -509,6 +446,6 @@ static void ab_run(const mixp_device *device, unsigned modes, const ab_case *cas
  * others is 1. */
 static void ab_check(const mixp_device *device, unsigned modes, size_t products, int others) {
     const size_t all = sizeof ab_products / sizeof *ab_products;
-    ab_run(device, modes, ab_products, products ? products : all);
-    if (others) ab_run(device, modes, ab_others, sizeof ab_others / sizeof *ab_others);
+    ab_run(device, modes, ab_products, products ? products : all, 0);
+    if (others) ab_run(device, modes, ab_others, sizeof ab_others / sizeof *ab_others, 1);
 }

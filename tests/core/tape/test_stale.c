@@ -5,6 +5,7 @@
 #include "mixprec.h"
 #include "test.h"
 #include "new_optimizer.h"
+#include "operators.h"
 
 static mixp_context *ctx;
 
@@ -249,116 +250,6 @@ static void what_mixp_copy_takes(void) {
 
 /* --- what is written before the walk ------------------------------------------------------------ */
 
-typedef struct operands { mixp_tensor *in[3]; } operands;
-
-static mixp_tensor *ids_of(int rank, const int64_t *shape) {
-    static const int32_t ids[16] = { 1, 2, 0, 3, 2, 1, 3, 0, 1, 1, 2, 0, 3, 2, 1, 0 };
-    return mixp_input(ctx, MIXP_I32, rank, shape, ids);
-}
-
-#define UNARY(name) \
-    static mixp_tensor *do_##name(operands *o) { return mixp_##name(ctx, o->in[0]); }
-#define BINARY(name) \
-    static mixp_tensor *do_##name(operands *o) { return mixp_##name(ctx, o->in[0], o->in[1]); }
-UNARY(relu) UNARY(gelu) UNARY(gelu_tanh) UNARY(silu) UNARY(tanh) UNARY(sigmoid) UNARY(sqrt)
-UNARY(neg) UNARY(abs) UNARY(sin) UNARY(cos) UNARY(relu_squared) UNARY(exp) UNARY(log)
-UNARY(softmax) UNARY(log_softmax) UNARY(swiglu_packed)
-UNARY(square) UNARY(reciprocal) UNARY(log1p) UNARY(expm1) UNARY(erf)
-UNARY(log2) UNARY(log10) UNARY(acos) UNARY(asin) UNARY(tan) UNARY(sinh) UNARY(cosh) UNARY(erfinv)
-BINARY(power) BINARY(atan2)
-BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(maximum) BINARY(minimum) BINARY(swiglu)
-BINARY(mse) BINARY(l1)
-static mixp_tensor *do_bce_with_logits(operands *o) {
-    return mixp_bce_with_logits(ctx, o->in[0], o->in[1]);
-}
-static mixp_tensor *do_huber(operands *o) { return mixp_huber(ctx, o->in[0], o->in[1], 0.5f); }
-static mixp_tensor *do_scale(operands *o) { return mixp_scale(ctx, o->in[0], 3.0f); }
-static mixp_tensor *do_pow(operands *o) { return mixp_pow(ctx, o->in[0], 3.0f); }
-static mixp_tensor *do_clamp(operands *o) { return mixp_clamp(ctx, o->in[0], 0.4f, 0.6f); }
-static mixp_tensor *do_soft_cap(operands *o) { return mixp_soft_cap(ctx, o->in[0], 2.0f); }
-static mixp_tensor *do_softplus(operands *o) { return mixp_softplus(ctx, o->in[0], 2.0f); }
-static mixp_tensor *do_leaky_relu(operands *o) { return mixp_leaky_relu(ctx, o->in[0], 0.1f); }
-static mixp_tensor *do_elu(operands *o) { return mixp_elu(ctx, o->in[0], 2.0f); }
-static mixp_tensor *do_add_scalar(operands *o) { return mixp_add_scalar(ctx, o->in[0], 2.0f); }
-static mixp_tensor *do_rsub(operands *o) { return mixp_rsub(ctx, o->in[0], 2.0f); }
-static mixp_tensor *do_permute(operands *o) {
-    static const int turned[2] = { 1, 0 };
-    return mixp_permute(ctx, o->in[0], 2, turned);
-}
-static mixp_tensor *do_flip(operands *o) { return mixp_flip(ctx, o->in[0], 0); }
-static mixp_tensor *do_expand(operands *o) {
-    const int64_t wide[3] = { 2, -1, -1 };
-    return mixp_expand(ctx, o->in[0], 3, wide);
-}
-static mixp_tensor *do_pad(operands *o) { return mixp_pad(ctx, o->in[0], 1, 1, 0, 2.0f); }
-static mixp_tensor *do_stack(operands *o) { return mixp_stack(ctx, 3, o->in, 1); }
-static mixp_tensor *do_linear(operands *o) {
-    return mixp_linear(ctx, o->in[0], o->in[1], o->in[2]);
-}
-static mixp_tensor *do_matmul(operands *o) {
-    return mixp_matmul(ctx, o->in[0], o->in[1], 1, 0);
-}
-static mixp_tensor *do_sum(operands *o) { return mixp_sum(ctx, o->in[0], 0, 0); }
-static mixp_tensor *do_mean(operands *o) { return mixp_mean(ctx, o->in[0], MIXP_ALL, 0); }
-static mixp_tensor *do_max(operands *o) { return mixp_max(ctx, o->in[0], 1, 0); }
-static mixp_tensor *do_max_all(operands *o) { return mixp_max(ctx, o->in[0], MIXP_ALL, 0); }
-static mixp_tensor *do_layer_norm(operands *o) {
-    return mixp_layer_norm(ctx, o->in[0], o->in[1], o->in[2], 1e-5f);
-}
-static mixp_tensor *do_rms_norm(operands *o) {
-    return mixp_rms_norm(ctx, o->in[0], o->in[1], 1e-5f);
-}
-static mixp_tensor *do_embedding(operands *o) {
-    o->in[1] = ids_of(2, square);
-    return mixp_embedding(ctx, o->in[0], o->in[1]);
-}
-static mixp_tensor *do_gather(operands *o) {
-    o->in[1] = ids_of(2, square);
-    return mixp_gather(ctx, o->in[0], 1, o->in[1]);
-}
-static mixp_tensor *do_prod(operands *o) { return mixp_prod(ctx, o->in[0], 1, 0); }
-static mixp_tensor *do_cumsum(operands *o) { return mixp_cumsum(ctx, o->in[0], 1); }
-static mixp_tensor *do_scatter_add(operands *o) {
-    o->in[2] = ids_of(2, square);
-    return mixp_scatter_add(ctx, o->in[0], 1, o->in[2], o->in[1]);
-}
-static mixp_tensor *do_where(operands *o) {
-    o->in[2] = ids_of(2, square);
-    return mixp_where(ctx, o->in[2], o->in[0], o->in[1]);
-}
-static mixp_tensor *do_masked_fill(operands *o) {
-    o->in[1] = ids_of(2, square);
-    return mixp_masked_fill(ctx, o->in[0], o->in[1], 2.0f);
-}
-static mixp_tensor *do_dropout(operands *o) { return mixp_dropout(ctx, o->in[0], 0.5f, 1); }
-static mixp_tensor *do_rope(operands *o) {
-    mixp_rope_desc d;
-    memset(&d, 0, sizeof d);
-    d.head_dim = 2;
-    return mixp_rope(ctx, o->in[0], &d);
-}
-static mixp_tensor *do_cast(operands *o) { return mixp_cast(ctx, o->in[0], MIXP_BF16); }
-static mixp_tensor *do_transpose(operands *o) { return mixp_transpose(ctx, o->in[0], 0, 1); }
-static mixp_tensor *do_concat(operands *o) { return mixp_concat(ctx, 3, o->in, 1); }
-static mixp_tensor *do_slice(operands *o) { return mixp_slice(ctx, o->in[0], 1, 1, 2); }
-static mixp_tensor *do_cross_entropy(operands *o) {
-    o->in[1] = ids_of(1, four);
-    return mixp_cross_entropy(ctx, o->in[0], o->in[1], MIXP_IGNORE);
-}
-static mixp_tensor *do_linear_cross_entropy(operands *o) {
-    o->in[2] = ids_of(1, four);
-    return mixp_linear_cross_entropy(ctx, o->in[0], o->in[1], o->in[2], MIXP_IGNORE, 2);
-}
-static mixp_tensor *do_attention(operands *o) {
-    const int64_t bthd[3] = { 1, 4, 4 };
-    mixp_attention_desc d;
-    int i;
-    memset(&d, 0, sizeof d);
-    d.heads = 2;
-    for (i = 0; i < 3; i++) o->in[i] = mixp_reshape(ctx, o->in[i], 3, bthd);
-    return mixp_attention_apply(ctx, o->in[0], o->in[1], o->in[2], &d);
-}
-
 /* An operator of a program's own, 2 a, that says nothing of what its backward pass reads, and the
  * same one when it does. */
 static mixp_result twice_infer(mixp_call *c)
@@ -379,133 +270,115 @@ static mixp_result twice_backward(mixp_call *c) {
     for (i = 0; dx.data && i < c->out->count; i++) mixp_put(dx, i, 2.0f * mixp_get(mixp_call_dy(c), i));
     return MIXP_OK;
 }
-static mixp_tensor *do_own(operands *o) {
+static mixp_tensor *own(const op_in *o) {
     static const mixp_op twice = { "twice", MIXP_CLASS_KEEP, 0, twice_infer, twice_forward,
                                    twice_backward, NULL };
-    return mixp_apply(ctx, &twice, 1, o->in, 1, NULL);
+    mixp_tensor *x = o->x;
+    return mixp_apply(ctx, &twice, 1, &x, 1, NULL);
 }
-static mixp_tensor *do_own_unread(operands *o) {
+static mixp_tensor *own_unread(const op_in *o) {
     static const mixp_op twice = { "twice", MIXP_CLASS_KEEP, 0, twice_infer, twice_unread,
                                    twice_backward, NULL };
-    return mixp_apply(ctx, &twice, 1, o->in, 1, NULL);
+    mixp_tensor *x = o->x;
+    return mixp_apply(ctx, &twice, 1, &x, 1, NULL);
 }
 
-/* Of each operator: how many inputs are parameters, and what gradients are made from, as calculus
- * has it: of input i, digit i: a sum of 1, 2, 4 for the inputs, 8 for the result. The slopes of
- * exp, tanh, sigmoid, sqrt and softmax are made from the result. */
-typedef struct row {
-    const char  *name;
-    mixp_tensor *(*apply)(operands *);
-    int          params;
-    int          reads[3];
-} row;
+/* A maximum of all elements is compared with them again; that of a row has kept its place. */
+static mixp_tensor *max_of_all(const op_in *o) { return mixp_max(ctx, o->x, MIXP_ALL, 0); }
 
-static const row rows[] = {
-    { "linear", do_linear, 3, { 2, 1, 0 } }, { "matmul", do_matmul, 2, { 2, 1, 0 } },
-    { "attention", do_attention, 3, { 15, 15, 15 } },
-    { "add", do_add, 2, { 0, 0, 0 } }, { "sub", do_sub, 2, { 0, 0, 0 } },
-    { "mul", do_mul, 2, { 2, 1, 0 } }, { "div", do_div, 2, { 2, 3, 0 } },
-    { "maximum", do_maximum, 2, { 3, 3, 0 } }, { "minimum", do_minimum, 2, { 3, 3, 0 } },
-    { "swiglu", do_swiglu, 2, { 3, 1, 0 } }, { "swiglu_packed", do_swiglu_packed, 1, { 1, 0, 0 } },
-    { "scale", do_scale, 1, { 0, 0, 0 } }, { "neg", do_neg, 1, { 0, 0, 0 } },
-    { "relu", do_relu, 1, { 1, 0, 0 } }, { "gelu", do_gelu, 1, { 1, 0, 0 } },
-    { "gelu_tanh", do_gelu_tanh, 1, { 1, 0, 0 } }, { "silu", do_silu, 1, { 1, 0, 0 } },
-    { "tanh", do_tanh, 1, { 8, 0, 0 } }, { "sigmoid", do_sigmoid, 1, { 8, 0, 0 } },
-    { "sqrt", do_sqrt, 1, { 8, 0, 0 } }, { "exp", do_exp, 1, { 8, 0, 0 } },
-    { "abs", do_abs, 1, { 1, 0, 0 } }, { "sin", do_sin, 1, { 1, 0, 0 } },
-    { "cos", do_cos, 1, { 1, 0, 0 } }, { "clamp", do_clamp, 1, { 1, 0, 0 } },
-    { "relu_squared", do_relu_squared, 1, { 1, 0, 0 } },
-    { "soft_cap", do_soft_cap, 1, { 1, 0, 0 } }, { "log", do_log, 1, { 1, 0, 0 } },
-    { "pow", do_pow, 1, { 1, 0, 0 } }, { "square", do_square, 1, { 1, 0, 0 } },
-    { "reciprocal", do_reciprocal, 1, { 1, 0, 0 } }, { "log1p", do_log1p, 1, { 1, 0, 0 } },
-    { "expm1", do_expm1, 1, { 1, 0, 0 } }, { "erf", do_erf, 1, { 1, 0, 0 } },
-    { "softplus", do_softplus, 1, { 1, 0, 0 } }, { "leaky_relu", do_leaky_relu, 1, { 1, 0, 0 } },
-    { "elu", do_elu, 1, { 1, 0, 0 } }, { "add_scalar", do_add_scalar, 1, { 0, 0, 0 } },
-    { "rsub", do_rsub, 1, { 0, 0, 0 } }, { "log2", do_log2, 1, { 1, 0, 0 } },
-    { "log10", do_log10, 1, { 1, 0, 0 } }, { "acos", do_acos, 1, { 1, 0, 0 } },
-    { "asin", do_asin, 1, { 1, 0, 0 } }, { "tan", do_tan, 1, { 8, 0, 0 } },
-    { "sinh", do_sinh, 1, { 1, 0, 0 } }, { "cosh", do_cosh, 1, { 1, 0, 0 } },
-    { "erfinv", do_erfinv, 1, { 1, 0, 0 } }, { "power", do_power, 2, { 3, 3, 0 } },
-    { "atan2", do_atan2, 2, { 3, 3, 0 } }, { "permute", do_permute, 1, { 0, 0, 0 } },
-    { "flip", do_flip, 1, { 0, 0, 0 } }, { "expand", do_expand, 1, { 0, 0, 0 } },
-    { "pad", do_pad, 1, { 0, 0, 0 } }, { "stack", do_stack, 3, { 0, 0, 0 } },
-    { "prod", do_prod, 1, { 0, 0, 0 } }, { "cumsum", do_cumsum, 1, { 0, 0, 0 } },
-    { "scatter_add", do_scatter_add, 2, { 4, 4, 0 } },
-    { "sum", do_sum, 1, { 0, 0, 0 } }, { "mean", do_mean, 1, { 0, 0, 0 } },
-    { "max", do_max, 1, { 0, 0, 0 } }, { "max", do_max_all, 1, { 1, 0, 0 } },
-    { "softmax", do_softmax, 1, { 8, 0, 0 } }, { "log_softmax", do_log_softmax, 1, { 8, 0, 0 } },
-    { "layer_norm", do_layer_norm, 3, { 3, 1, 0 } }, { "rms_norm", do_rms_norm, 2, { 3, 1, 0 } },
-    { "embedding", do_embedding, 1, { 2, 0, 0 } }, { "gather", do_gather, 1, { 2, 0, 0 } },
-    { "where", do_where, 2, { 0, 0, 0 } }, { "masked_fill", do_masked_fill, 1, { 0, 0, 0 } },
-    { "dropout", do_dropout, 1, { 0, 0, 0 } }, { "rope", do_rope, 1, { 0, 0, 0 } },
-    { "cast", do_cast, 1, { 0, 0, 0 } }, { "transpose", do_transpose, 1, { 0, 0, 0 } },
-    { "concat", do_concat, 3, { 0, 0, 0 } }, { "slice", do_slice, 1, { 0, 0, 0 } },
-    { "cross_entropy", do_cross_entropy, 1, { 3, 0, 0 } },
-    { "mse", do_mse, 2, { 3, 3, 0 } }, { "l1", do_l1, 2, { 3, 3, 0 } },
-    { "huber", do_huber, 2, { 3, 3, 0 } },
-    { "bce_with_logits", do_bce_with_logits, 1, { 3, 0, 0 } },
-    { "linear_cross_entropy", do_linear_cross_entropy, 2, { 7, 7, 0 } },
-    { "twice", do_own, 1, { 9, 0, 0 } }, { "twice", do_own_unread, 1, { 0, 0, 0 } }
+static const op_row more_rows[] = {
+    { "twice", MIXP_OP_COUNT, "KLRR", "", 0, "x:xr", own }, { "twice", MIXP_OP_COUNT, "KLRR", "", 0, "x:", own_unread },
+    { "max", MIXP_OP_COUNT, "KLRR", "", 0, "x:x", max_of_all }
 };
+enum { MORE_ROWS = sizeof more_rows / sizeof *more_rows };
 
-static float first_grads[3][16], grads[3][16];
+static const char letters[] = "xyzwvuiajmr";
 
-/* One walk: `wanted` has a bit for each input that wants a gradient; `written` is what is written
- * before it, 3: the result, -1: nothing. */
-static mixp_result walk(const row *r, int wanted, int written, float out[3][16]) {
-    static const char *const names[3] = { "a", "b", "c" };
-    operands o;
-    mixp_tensor *p[3], *y, *loss, *t;
-    mixp_result got;
-    int i, vector = r->apply == do_linear || r->apply == do_layer_norm || r->apply == do_rms_norm;
-    ctx = mixp_context_new(NULL);
-    for (i = 0; i < 3; i++) {
-        int flat = vector && (i == 2 || (i == 1 && r->apply != do_linear));
-        o.in[i] = p[i] = filled(names[i], flat ? 1 : 2, flat ? four : square);
-        if (r->apply == do_sqrt || r->apply == do_log) mixp_fill(p[i], 0.75);
-        mixp_tensor_set_requires_grad(p[i], wanted >> i & 1);
+/* The operands of a row: parameters of 4 x 4 and of 4 numbers, of which those in `wanted` want a gradient; and ids. */
+static op_in operands_of(const op_row *r, const op_input *in, int n, int wanted) {
+    static const int32_t ids[16] = { 1, 2, 0, 3, 2, 1, 3, 0, 1, 1, 2, 0, 3, 2, 1, 0 };
+    uint8_t mask[16];
+    op_in   o;
+    memset(&o, 0, sizeof o);
+    o.c = ctx;
+    for (const char *l = letters; *l != 'i'; l++) {
+        const int    flat = *l == 'v' || *l == 'u';
+        const char   name[2] = { *l, '\0' };
+        mixp_tensor *t = *op_operand(&o, *l) = filled(name, flat ? 1 : 2, flat ? four : square);
+        float        x[16];
+        CHECK_INT(mixp_read(t, x, MIXP_F32, t->count), MIXP_OK);
+        for (int i = 0; i < t->count && (*l == 'x' || *l == 'y'); i++) x[i] = op_in_domain(r, x[i]);
+        CHECK_INT(mixp_write(t, x, MIXP_F32, t->count), MIXP_OK);
+        mixp_tensor_set_requires_grad(t, 0);
     }
-    mixp_step_begin(ctx);
-    y = r->apply(&o);
+    for (int i = 0; i < n; i++) mixp_tensor_set_requires_grad(*op_operand(&o, in[i].letter), wanted >> i & 1);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    for (int i = 0; i < 16; i++) mask[i] = (uint8_t)ids[i];
+    o.i = mixp_input(ctx, MIXP_I32, 1, four, ids);
+    o.j = mixp_input(ctx, MIXP_I32, 1, four, ids + 4);
+    o.a = mixp_input(ctx, MIXP_I32, 2, square, ids);
+    o.m = mixp_input(ctx, MIXP_U8, 2, square, mask);
+    o.k = r->k < -1.0f ? 2.0f : r->k;
+    return o;
+}
+
+static float first_grads[OP_INPUTS][16], grads[OP_INPUTS][16];
+
+/* One walk: `wanted` has a bit for each input that wants a gradient; `written` is the letter of what is written before
+ * it, r: the result, 0: nothing. */
+static mixp_result walk(const op_row *r, const char *name, int wanted, char written, float out[OP_INPUTS][16]) {
+    op_input in[OP_INPUTS];
+    const int n = op_inputs(r, in);
+    mixp_tensor *y, *loss, *t;
+    mixp_result got;
+    op_in o;
+    ctx = mixp_context_new(NULL);
+    o = operands_of(r, in, n, wanted);
+    y = r->run(&o);
     loss = y && y->count > 1 ? mixp_mean(ctx, mixp_scale(ctx, y, 3.0f), MIXP_ALL, 0) : y;
-    t = written < 0 ? NULL : written == 3 ? y : o.in[written];
-    /* The vectors of means and of the loss are there already: only what `reads` says may matter. */
+
+    /* The vectors of means and of the loss are there already: only what the row says may matter. */
+    t = !written ? NULL : written == 'r' ? y : *op_operand(&o, written);
     if (t) CHECK_INT(mixp_fill(t, t->dtype == MIXP_I32 ? 3.0 : 0.125), MIXP_OK);
     got = mixp_backward(ctx, loss);
-    memset(out, 0, 3 * sizeof out[0]);
-    for (i = 0; i < r->params && got == MIXP_OK; i++)
-        if (wanted >> i & 1) mixp_read(p[i]->grad, out[i], MIXP_F32, p[i]->count);
+    memset(out, 0, OP_INPUTS * sizeof out[0]);
+    for (int i = 0; i < n; i++) {
+        t = *op_operand(&o, in[i].letter);
+        if (got != MIXP_OK) CHECK(t->grad == NULL);
+        else if (wanted >> i & 1) mixp_read(t->grad, out[i], MIXP_F32, t->count);
+    }
     if (got != MIXP_OK) {
         char said[96];
-        snprintf(said, sizeof said, "was written by mixp_fill since %s read it", r->name);
+        snprintf(said, sizeof said, "was written by mixp_fill since %s read it", name);
         told(MIXP_ERR_ORDER, said);
-        for (i = 0; i < 3; i++) CHECK(p[i]->grad == NULL);
     }
     mixp_context_free(ctx);
     return got;
 }
 
-/* Every operator, every set of inputs that want a gradient, and each tensor written: a walk is
- * refused where its gradients are made from that, and has the same bits where they are not. */
-static void what_a_walk_reads(void) {
-    size_t k;
-    int wanted, written, i;
-    for (k = 0; k < sizeof rows / sizeof rows[0]; k++)
-        for (wanted = 1; wanted < 1 << rows[k].params; wanted++) {
+/* Every set of inputs that want a gradient, and each tensor written: a walk is refused where its gradients are made
+ * from that, and has the same bits where they are not. */
+static void what_a_walk_of(const op_row *r, const char *name) {
+    op_input in[OP_INPUTS];
+    const int n = op_inputs(r, in);
+    for (int wanted = 1; wanted < 1 << n; wanted++) {
+        CHECK_INT(walk(r, name, wanted, 0, first_grads), MIXP_OK);
+        for (const char *written = letters; *written; written++) {
+            mixp_result got = walk(r, name, wanted, *written, grads);
             int reads = 0;
-            for (i = 0; i < rows[k].params; i++)
-                if (wanted >> i & 1) reads |= rows[k].reads[i];
-            CHECK_INT(walk(&rows[k], wanted, -1, first_grads), MIXP_OK);
-            for (written = 0; written < 4; written++) {
-                mixp_result got = walk(&rows[k], wanted, written, grads);
-                if (got != (reads >> written & 1 ? MIXP_ERR_ORDER : MIXP_OK)) {
-                    test_bad++;
-                    TEST_SHOW("%s, wanted %d, written %d: %s", rows[k].name, wanted, written,
-                              mixp_result_text(got));
-                }
-                if (got == MIXP_OK) CHECK_INT(memcmp(first_grads, grads, sizeof grads), 0);
+            for (int i = 0; i < n; i++) reads |= (wanted >> i & 1) && strchr(in[i].reads, *written);
+            if (got != (reads ? MIXP_ERR_ORDER : MIXP_OK)) {
+                test_bad++;
+                TEST_SHOW("%s, wanted %d, written %c: %s", name, wanted, *written, mixp_result_text(got));
             }
+            if (got == MIXP_OK) CHECK_INT(memcmp(first_grads, grads, sizeof grads), 0);
         }
+    }
+}
+
+static void what_a_walk_reads(void) {
+    for (int i = 0; i < MIXP_OP_COUNT; i++) what_a_walk_of(op_row_of((mixp_op_id)i), op_name((mixp_op_id)i));
+    for (int i = 0; i < MORE_ROWS; i++) what_a_walk_of(&more_rows[i], more_rows[i].name);
 }
 
 /* Who wrote it is named; and a step, the usual one. */
