@@ -5267,8 +5267,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *
  * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
  * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
- * gather, embedding, scatter_add, index_add, softmax, log_softmax, cross_entropy, nll, mse, huber,
- * smooth_l1, bce_with_logits, and functions made of these, such as mixp_mlp, var, std,
+ * gather, embedding, scatter_add, index_add, softmax, log_softmax, cross_entropy, nll, mse, l1,
+ * huber, smooth_l1, bce_with_logits, and functions made of these, such as mixp_mlp, var, std,
  * vector_norm, logsumexp, split, topk and sort. Not supported: layer_norm, rms_norm, attention,
  * rope, other losses, max (use mixp_topk with k = 1), prod, dropout (use mixp_bernoulli and
  * mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator that mixp_jvp
@@ -29861,6 +29861,13 @@ static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mix
 }
 /* clang-format on */
 
+/* d times the sign of x, which is 0 at 0: the tangent of |x|. */
+static mixp_tensor *mixpi_with_sign(mixp_context *ctx, mixp_tensor *d, mixp_tensor *x) {
+    mixp_tensor *zero = mixpi_constant(ctx, 0.0);
+    d = mixp_masked_fill(ctx, d, mixp_eq(ctx, x, zero), 0.0f);
+    return mixp_where(ctx, mixp_gt(ctx, x, zero), d, mixp_neg(ctx, d));
+}
+
 /* Functions made of pieces choose between tangents; the others multiply by a slope. */
 static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
@@ -29876,10 +29883,7 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
         if (mixp_bits_of_f32(k->q) != 0x7F800000u)
             d = mixp_masked_fill(ctx, d, mixp_ge(ctx, x, mixpi_constant(ctx, (double)k->q)), 0.0f);
         return d;
-    case MIXP_UNARY_ABS:
-        d = mixp_masked_fill(ctx, d, mixp_eq(ctx, x, mixpi_constant(ctx, 0.0)), 0.0f);
-        below = mixp_neg(ctx, d);
-        break;
+    case MIXP_UNARY_ABS: return mixpi_with_sign(ctx, d, x);
     case MIXP_UNARY_ELU: /* p e^x is y + p */
         below = mixp_mul(ctx, d, mixp_add_scalar(ctx, c->out, k->p));
         break;
@@ -30041,8 +30045,9 @@ static mixp_tensor *mixpi_entropy_tangent(mixp_call *c) {
     return mixpi_apply_op(ctx, MIXP_OP_NLL, 2, d, c->in[1], c->n_in > 2 ? c->in[2] : NULL, &p);
 }
 
-/* The tangent of mse, huber, smooth_l1 and bce_with_logits: the elements' slopes times the
- * direction, reduced as the loss is. */
+/* The tangent of mse, l1, huber, smooth_l1 and bce_with_logits: the elements' slopes times the
+ * direction, reduced as the loss is. The kind chooses the slope, not the name: smooth_l1 of beta 0
+ * is an l1. */
 static mixp_tensor *mixpi_compared_tangent(mixp_call *c) {
     const mixpi_compared *p = (const mixpi_compared *)c->attrs;
     mixp_context *ctx = c->ctx;
@@ -30053,6 +30058,8 @@ static mixp_tensor *mixpi_compared_tangent(mixp_call *c) {
     if (p->k.kind == MIXP_LOSS_BCE_LOGITS) { /* dx (sigmoid(x) - t) - dt x */
         if (d) d = mixp_mul(ctx, d, mixp_sub(ctx, mixp_sigmoid(ctx, x), t));
         if (dt) d = mixpi_plus(ctx, d, mixp_mul(ctx, dt, x));
+    } else if (p->k.kind == MIXP_LOSS_L1) {
+        d = mixpi_with_sign(ctx, mixpi_plus(ctx, d, dt), mixp_sub(ctx, x, t));
     } else {
         slope = mixp_sub(ctx, x, t);
         if (p->k.kind == MIXP_LOSS_MSE) slope = mixp_scale(ctx, slope, 2.0f);
@@ -30090,7 +30097,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     case MIXP_OP_SOFTMAX: case MIXP_OP_LOG_SOFTMAX:
         return mixpi_softmax_tangent(c, id == MIXP_OP_LOG_SOFTMAX);
     case MIXP_OP_CROSS_ENTROPY: return mixpi_entropy_tangent(c);
-    case MIXP_OP_MSE: case MIXP_OP_HUBER: case MIXP_OP_SMOOTH_L1: case MIXP_OP_BCE_WITH_LOGITS:
+    case MIXP_OP_MSE: case MIXP_OP_L1: case MIXP_OP_HUBER: case MIXP_OP_SMOOTH_L1:
+    case MIXP_OP_BCE_WITH_LOGITS:
         return mixpi_compared_tangent(c);
     default: break;
     }
@@ -36696,7 +36704,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     case MIXP_OP_MASKED_FILL: case MIXP_OP_WHERE:
         return MIXPI_CUTS | MIXPI_MAY_MEAN;
     case MIXP_OP_POW: case MIXP_OP_RECIPROCAL: case MIXP_OP_PAD: case MIXP_OP_POWER:
-    case MIXP_OP_TAN: case MIXP_OP_ERFINV: case MIXP_OP_ACOS: case MIXP_OP_ASIN:
+    case MIXP_OP_ERFINV: case MIXP_OP_ACOS: case MIXP_OP_ASIN:
         return MIXPI_MAY_MEAN;
     case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT: case MIXP_OP_LINEAR_CROSS_ENTROPY:
     case MIXP_OP_LOG2: case MIXP_OP_LOG10:
@@ -36709,7 +36717,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_NLL:
     case MIXP_OP_SQUARE: case MIXP_OP_PROD: case MIXP_OP_CUMSUM: case MIXP_OP_SIN:
     case MIXP_OP_COS: case MIXP_OP_ROPE: case MIXP_OP_ATAN2:
-    case MIXP_OP_SINH: case MIXP_OP_COSH:
+    case MIXP_OP_TAN: case MIXP_OP_SINH: case MIXP_OP_COSH:
         return 0;
     case MIXP_OP_CAST: case MIXP_OP_RESHAPE: case MIXP_OP_TRANSPOSE: case MIXP_OP_CONCAT:
     case MIXP_OP_SLICE: case MIXP_OP_NEG: case MIXP_OP_ABS: case MIXP_OP_ARGMAX:

@@ -45,7 +45,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     case MIXP_OP_MASKED_FILL: case MIXP_OP_WHERE:
         return MIXPI_CUTS | MIXPI_MAY_MEAN;
     case MIXP_OP_POW: case MIXP_OP_RECIPROCAL: case MIXP_OP_PAD: case MIXP_OP_POWER:
-    case MIXP_OP_TAN: case MIXP_OP_ERFINV: case MIXP_OP_ACOS: case MIXP_OP_ASIN:
+    case MIXP_OP_ERFINV: case MIXP_OP_ACOS: case MIXP_OP_ASIN:
         return MIXPI_MAY_MEAN;
     case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT: case MIXP_OP_LINEAR_CROSS_ENTROPY:
     case MIXP_OP_LOG2: case MIXP_OP_LOG10:
@@ -58,7 +58,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_NLL:
     case MIXP_OP_SQUARE: case MIXP_OP_PROD: case MIXP_OP_CUMSUM: case MIXP_OP_SIN:
     case MIXP_OP_COS: case MIXP_OP_ROPE: case MIXP_OP_ATAN2:
-    case MIXP_OP_SINH: case MIXP_OP_COSH:
+    case MIXP_OP_TAN: case MIXP_OP_SINH: case MIXP_OP_COSH:
         return 0;
     case MIXP_OP_CAST: case MIXP_OP_RESHAPE: case MIXP_OP_TRANSPOSE: case MIXP_OP_CONCAT:
     case MIXP_OP_SLICE: case MIXP_OP_NEG: case MIXP_OP_ABS: case MIXP_OP_ARGMAX:

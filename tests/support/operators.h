@@ -176,7 +176,7 @@ static inline mixp_tensor *op_turned(const op_in *o) {
     X(MINIMUM,          K, L, R, R, "C",  0,    "x:xy y:xy",            mixp_minimum(c, x, y))                        \
     X(SWIGLU,           K, L, R, R, "RC", 0,    "x:xy y:x",             mixp_swiglu(c, x, y))                         \
     X(SWIGLU_PACKED,    K, L, R, R, "RC", 0,    "!x:x",                 mixp_swiglu_packed(c, x))                     \
-    X(L1,               F, F, R, R, "O",  0,    "!x:xy y:xy",           op_loss(o, MIXP_OP_L1, y, 0))                 \
+    X(L1,               F, F, R, R, "O",  0,    "x:xy y:xy",            op_loss(o, MIXP_OP_L1, y, 0))                 \
     X(SMOOTH_L1,        F, F, R, R, "O",  1,    "x:xy y:xy",            op_bounded(o, MIXP_OP_SMOOTH_L1))             \
     X(HUBER,            F, F, R, R, "O",  1,    "x:xy y:xy",            op_bounded(o, MIXP_OP_HUBER))                 \
     X(KL_DIV,           F, F, 1, R, "O",  0,    "!x:xy",                op_loss(o, MIXP_OP_KL_DIV, y, 0))             \
