@@ -231,7 +231,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
 
 /* --- plans ----------------------------------------------------------------------------- */
 
-const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
+const int plan_lists = 256, most_plans = 4096, most_algorithms = 24;
 /* Matrices that cuBLASLt takes in one call. */
 const int64_t most_batch = 65535;
 
@@ -683,65 +683,100 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
 /* --- measuring ------------------------------------------------------------------------- *
  *
  * If the program asks for it, the first product of a plan times each algorithm and puts the fastest
- * first. The algorithms take turns, and the least time of each counts: a GPU that has just woken up
- * is slow, and one that has worked for a second may lower its clock. Trials write to the product's
- * own c, unless the product accumulates: then to other memory.
+ * first. A training step runs on a hot GPU, whose clock is lower than that of a cool one, and the
+ * fastest algorithm may be another. So the first measurement of a context warms the GPU up. The
+ * algorithms alternate, and the median of each counts. Trials write to the product's own c, unless
+ * the product accumulates: then to other memory.
  */
-const int   measured_rounds = 3, measured_runs = 2;
+const int   measured_rounds = 5, measured_runs = 2, most_warm_runs = 2000;
+const float warm_ms = 200.0f;
 const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */
+
+/* Milliseconds of each algorithm, or of one other way, in each round. */
+struct Trials { float ms[most_algorithms][measured_rounds]; };
 
 inline bool is_measured(const State *s, const Plan *plan) {
     return !s->measure || s->capture || plan->measured || plan->given || !is_usable(plan);
 }
 
-/* Lowers *ms to the time of measured_runs runs, after a warm-up run. Waits for the GPU. */
+inline float median_of(const float *ms) {
+    float sorted[measured_rounds];
+    for (int i = 0; i < measured_rounds; i++) {
+        int at = i;
+        for (; at > 0 && sorted[at - 1] > ms[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = ms[i];
+    }
+    return sorted[measured_rounds / 2];
+}
+
+/* *ms: the time of measured_runs runs, after another run. Waits for the GPU. */
 template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float *ms) {
     cudaEvent_t from = NULL, to = NULL;
     cudaError_t e = cudaEventCreateWithFlags(&from, cudaEventDefault);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&to, cudaEventDefault);
 
-    /* Warm up, then run between the two events. */
+    /* Run once, then between the two events. */
     run();
+    *ms = INFINITY;
     float taken = INFINITY;
     if (e == cudaSuccess) e = cudaEventRecord(from, k->stream);
     for (int i = 0; i < measured_runs && e == cudaSuccess; i++) run();
     if (e == cudaSuccess) e = cudaEventRecord(to, k->stream);
     if (e == cudaSuccess) e = cudaEventSynchronize(to);
     if (e == cudaSuccess) e = cudaEventElapsedTime(&taken, from, to);
-    if (e == cudaSuccess && taken < *ms) *ms = taken;
+    if (e == cudaSuccess) *ms = taken;
 
     if (from) clear_error(cudaEventDestroy(from));
     if (to) clear_error(cudaEventDestroy(to));
     return k->report("gemm", e);
 }
 
-/* Lowers *ms to the time of one algorithm, unless cuBLASLt refuses it. */
+/* *ms: the time of one algorithm, INFINITY if cuBLASLt refuses it. */
 inline mixp_result algorithm_time(Kernel *k, const Product &p, Plan *plan, int which, float *ms) {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     const auto run = [&] {
         if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
     };
     const cudaError_t before = cudaPeekAtLastError();
-    float taken = INFINITY;
-    mixp_result r = time_of(k, run, &taken);
-    if (status == CUBLAS_STATUS_SUCCESS && taken < *ms) *ms = taken;
+    mixp_result r = time_of(k, run, ms);
+    if (status != CUBLAS_STATUS_SUCCESS) *ms = INFINITY;
     if (r != MIXP_OK || status == CUBLAS_STATUS_SUCCESS) return r;
     if (!is_refusal(status)) return report_failure(k->state, status);
     clear_refusal(before);
     return MIXP_OK;
 }
 
-/* Lowers the time of each algorithm: one round. */
-inline mixp_result algorithms_time(Kernel *k, const Product &p, Plan *plan, float *ms) {
+/* Runs the plan's first algorithm for warm_ms, once in a context. */
+inline mixp_result warm_up(Kernel *k, const Product &p, Plan *plan) {
+    if (k->state->warm) return MIXP_OK;
+    k->state->warm = true;
+
+    /* How long does a run take? */
+    float ms = INFINITY;
+    mixp_result r = algorithm_time(k, p, plan, plan->at, &ms);
+    if (r != MIXP_OK || !(ms < warm_ms)) return r;
+
+    const float runs = warm_ms * measured_runs / ms;
+    const int   count = runs < most_warm_runs ? (int)runs : most_warm_runs;
+    for (int i = 0; i < count; i++)
+        if (product_call(k, p, plan, plan->at) != CUBLAS_STATUS_SUCCESS) break;
+    return MIXP_OK;
+}
+
+/* Times each algorithm once: round `round`, forwards or backwards. */
+inline mixp_result algorithms_time(Kernel *k, const Product &p, Plan *plan, Trials *t, int round) {
     for (int i = plan->at; i < plan->count; i++) {
-        mixp_result r = algorithm_time(k, p, plan, i, ms + i);
+        const int which = round % 2 ? plan->count - 1 - (i - plan->at) : i;
+        mixp_result r = algorithm_time(k, p, plan, which, &t->ms[which][round]);
         if (r != MIXP_OK) return r;
     }
     return MIXP_OK;
 }
 
 /* Puts the fastest algorithm first, if that is worth it. Returns the time of the first one then. */
-inline float algorithms_order(Plan *plan, float *ms) {
+inline float algorithms_order(Plan *plan, const Trials &t) {
+    float ms[most_algorithms];
+    for (int i = plan->at; i < plan->count; i++) ms[i] = median_of(t.ms[i]);
     int best = plan->at;
     for (int i = plan->at; i < plan->count; i++)
         if (ms[i] < ms[best]) best = i;
@@ -773,13 +808,13 @@ inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
     if (plan->count - plan->at < 2 || !trial_memory(k->state, p.g, &c)) return MIXP_OK;
     if (c) trial.g.c.data = c;
 
-    /* The algorithms take turns. */
-    float ms[most_algorithms];
-    for (float &time : ms) time = INFINITY;
+    /* The algorithms alternate. */
+    Trials t;
     if (product_point(trial, plan)) {
+        r = warm_up(k, trial, plan);
         for (int i = 0; i < measured_rounds && r == MIXP_OK; i++)
-            r = algorithms_time(k, trial, plan, ms);
-        if (r == MIXP_OK) algorithms_order(plan, ms);
+            r = algorithms_time(k, trial, plan, &t, i);
+        if (r == MIXP_OK) algorithms_order(plan, t);
     }
     if (c) memory_free(k->state, c);
     return r;

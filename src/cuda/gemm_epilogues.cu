@@ -92,19 +92,19 @@ inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
         if (done == MIXP_OK) done = epilogue_apart(x, trial);
     };
 
-    /* Take turns. Trials do not count as products. */
+    /* Alternate. Trials do not count as products. */
     const mixp_gemm_count count = on->state->products;
-    float ms[most_algorithms], apart = INFINITY;
-    for (float &time : ms) time = INFINITY;
-    mixp_result r = MIXP_OK;
+    Trials t;
+    float apart[measured_rounds];
+    mixp_result r = warm_up(on, p, plan);
     for (int i = 0; i < measured_rounds && r == MIXP_OK; i++) {
-        r = algorithms_time(on, p, plan, ms);
-        if (r == MIXP_OK) r = time_of(on, run_apart, &apart);
+        r = algorithms_time(on, p, plan, &t, i);
+        if (r == MIXP_OK) r = time_of(on, run_apart, &apart[i]);
     }
     on->state->products = count;
     if (r != MIXP_OK || done != MIXP_OK) return r != MIXP_OK ? r : done;
 
-    if (apart < algorithms_order(plan, ms) * worth_it) plan->at = plan->count;
+    if (median_of(apart) < algorithms_order(plan, t) * worth_it) plan->at = plan->count;
     return MIXP_OK;
 }
 

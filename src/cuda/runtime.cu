@@ -111,6 +111,7 @@ struct State {
     mixp_gemm_count  products;
     bool             measure;   /* 1: the first product of a shape measures cuBLASLt's
                                    algorithms                                                */
+    bool             warm;      /* 1: such a measurement has warmed the GPU up               */
     Choice          *choices;   /* of algorithms, given by the program                       */
     int              choice_count;
     void            *post[post_slots];  /* pinned copies of the posted memory               */

@@ -10,7 +10,7 @@
  *     --peak N        dense TFLOP/s of f16 and bf16 by the data sheet, where the GPU is not known
  *     --part PART     kernels (products too) or training; both when left out. first: what decides
  *                     most, in two minutes: steps in bf16 at level 2 without epilogues, with GELU's,
- *                     with both, and measured; the 15 products by the first algorithm and the best of 8; attention;
+ *                     with both, and measured; the 15 products by the first algorithm and by the best one; attention;
  *                     the loss both ways
  *     --model MODEL   gpt2, or char: nanoGPT's character GPT for a GPU, 256 tokens a sequence
  *     --dtype DTYPE   of GPT-2's steps, of products and of attention: f32, f16 or bf16; each in turn when left out
@@ -171,13 +171,15 @@ static double sample(const Work &f, int calls, cudaStream_t on) {
     return (double)ms / calls;
 }
 
-/* So many calls that a sample takes some milliseconds; the first have warmed up. */
+/* So many calls that a sample takes some milliseconds. Runs them for 200 ms first: a step runs on a hot GPU, whose clock
+ * is lower than that of a cool one. */
 static int calls_for(const Work &f) {
-    double once;
     if (tiny) return 1;
     sample(f, 2, stream);
-    once = sample(f, 1, stream);
-    return once > 5.0 ? 1 : once < 0.02 ? 250 : (int)(5.0 / once);
+    const double once = sample(f, 1, stream);
+    const int    calls = once > 5.0 ? 1 : once < 0.02 ? 250 : (int)(5.0 / once);
+    for (double ms = 0.0; ms < 200.0;) ms += calls * sample(f, calls, stream);
+    return calls;
 }
 
 static bool wanted(const std::string &name) {
@@ -256,16 +258,24 @@ static void by_flops(const std::string &name, const char *shape, double flops, c
     printf("\n");
 }
 
-/* The same of a product: by the first algorithm, then by the best of those that cuBLASLt offers. */
+/* The same of a product: the first algorithm and the best of those that cuBLASLt offers alternate. */
 static void by_algorithm(const std::string &name, const char *shape, double flops, const Work &f) {
     if (!wanted(name)) return;
-    printf("%-30s %-22s %8.2f GFLOP ", name.c_str(), shape, flops / 1e9);
-    print_rate(flops, times_by_calls(f));
     std::swap(x, measuring);
     good(f(), "measuring");
-    Times best = times_by_calls(f);
     std::swap(x, measuring);
-    printf("; best of 8 %.4f ms, %.1f TFLOP/s", best.median, flops / best.median / 1e9);
+    const int calls = calls_for(f);
+    std::vector<double> by_first, by_best;
+    for (int i = 0; i < rounds; i++) {
+        by_first.push_back(sample(f, calls, stream));
+        std::swap(x, measuring);
+        by_best.push_back(sample(f, calls, stream));
+        std::swap(x, measuring);
+    }
+    const Times best = times_of(by_best);
+    printf("%-30s %-22s %8.2f GFLOP ", name.c_str(), shape, flops / 1e9);
+    print_rate(flops, times_of(by_first));
+    printf("; best offer %.4f ms, %.1f TFLOP/s", best.median, flops / best.median / 1e9);
     print_model(predicted(f));
     printf("\n");
 }
@@ -1143,6 +1153,7 @@ static void open_gpu() {
     cudaDeviceProp p;
     gpu = mixp_cuda(0, &why);
     if (!gpu) die("nothing was measured, there is no GPU to use", why);
+    if (why[0]) printf("%s\n", why);
     table = gpu->kernels;
     cuda(cudaGetDeviceProperties(&p, 0), "properties");
     double published = peak_of(p.name);
