@@ -82,8 +82,9 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 
 /* The GPU `ordinal` (0 = the first), for mixp_context_desc. Link with mixprec_cuda.cu. Returns NULL
- * when the GPU cannot be used; *why (unless why is NULL) then gives the reason, a constant string.
- */
+ * when the GPU cannot be used. *why (unless why is NULL) is a constant string: the reason for NULL;
+ * "slow: ..." and the cure, where the GPU is usable and this build leaves out its fast code (sm_90a
+ * on capability 9.0); otherwise "". */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 
 /* --- for authors of devices and operators: users go on to section 5 ---------------------- *

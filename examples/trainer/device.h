@@ -33,8 +33,8 @@ static int wanted_device(const char *name) {
     return number;
 }
 
-/* The device of --device, --isa and --graph, and its name for messages. *no_gpu: why auto found no GPU, or
- * "". */
+/* The device of --device, --isa and --graph, and its name for messages. *no_gpu: why auto found no GPU, or what
+ * makes the code of the GPU slow ("slow: ..."), or "". */
 static const mixp_device *choose_device(const char *wish, const char *isa, int graph, char *name,
                                         size_t space, const char **no_gpu) {
     int                wanted = wanted_device(wish), ordinal = wanted < 0 ? 0 : wanted;

@@ -96,7 +96,8 @@ static void print_run(const trainer *t) {
     if (ranks > 1) snprintf(world, sizeof world, "%lld ranks, ", (long long)ranks);
     if (on_gpu(t))
         snprintf(how, sizeof how, c->graph ? "as a graph" : "step by step");
-    if (HAS_CUDA && t->no_gpu[0]) say_line("device", "no GPU is used: %s", t->no_gpu);
+    if (HAS_CUDA && t->no_gpu[0])
+        say_line("device", "%s%s", on_gpu(t) ? "" : "no GPU is used: ", t->no_gpu);
     say_line("run", "%s, loss scale %s, %s, %s, %s%lld x %lld tokens a step", precision, rule,
              t->device_name, how, world, (long long)total_batch(t), (long long)c->block);
     if (c->resume && t->run.step >= c->steps)

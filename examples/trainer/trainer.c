@@ -117,7 +117,7 @@ typedef struct trainer {
     config          c;
     const mixp_device *device;
     char            device_name[32];
-    const char     *no_gpu;             /* why --device auto found no GPU, or "" */
+    const char     *no_gpu;             /* why --device auto found no GPU, or what makes its code slow, or "" */
     corpus          data;
     mixp_context   *ctx;
     gpt             model;

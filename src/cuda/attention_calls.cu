@@ -39,15 +39,16 @@ mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
 }
 
 #ifndef MIXPREC_CUDASIM
-/* Does this GPU run code that was compiled for sm_90a? The bounds of a kernel tell. */
-inline bool is_by_groups(State *s) {
+/* Does the current GPU, of capability 9.0, run code that was compiled for sm_90a? The bounds of a
+ * kernel tell. */
+inline bool has_group_code() {
     cudaFuncAttributes own = {};
-    if (s->capability == 90 && !s->by_groups) {
-        cudaError_t e = cudaFuncGetAttributes(&own, wide_forward<64, true>);
-        clear_error(e);
-        s->by_groups =
-            e == cudaSuccess && own.maxThreadsPerBlock == WideForward<64>::threads ? 1 : -1;
-    }
+    cudaError_t e = cudaFuncGetAttributes(&own, wide_forward<64, true>);
+    clear_error(e);
+    return e == cudaSuccess && own.maxThreadsPerBlock == WideForward<64>::threads;
+}
+inline bool is_by_groups(State *s) {
+    if (s->capability == 90 && !s->by_groups) s->by_groups = has_group_code() ? 1 : -1;
     return s->by_groups > 0;
 }
 

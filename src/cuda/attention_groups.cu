@@ -120,6 +120,7 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_s
     typedef WideForward<D> Shape;
     const int rows = Shape::rows, keys = Shape::keys, threads = Shape::threads;
     MIXPI_SWIZZLED_SHARED(uint16_t, own);
+    wgmma_check_base(own);
     uint16_t *tiles_k = own + rows * D, *tiles_v = tiles_k + 2 * keys * D;
 
     /* The block's queries, the group's, and how many tiles each needs. */
@@ -186,6 +187,7 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_s
     for (int i = 1; i <= tiles; i++) {
         arrive(i);
         if (i < mine) {
+            wgmma_pin<keys / 16, D / 8>(weights, r.o[0]);
             wgmma_fence();
             scores(i);
             values(i - 1);
@@ -193,14 +195,15 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_s
             soften(i);
             wide_settle(fminf(r.sum[0][0], r.sum[0][1]));
             wgmma_wait<0>();
-            wgmma_done<D / 8>(r.o[0]);
+            wgmma_pin<keys / 16, D / 8>(weights, r.o[0]);
             wide_shrink<D>(r.o[0], shrink);
             wide_left<bf16, keys>(weights, s);
         } else if (i == mine) {
+            wgmma_pin<keys / 16, D / 8>(weights, r.o[0]);
             wgmma_fence();
             values(i - 1);
             wgmma_wait<0>();
-            wgmma_done<D / 8>(r.o[0]);
+            wgmma_pin<keys / 16, D / 8>(weights, r.o[0]);
         }
     }
     cp_async_wait<0>();
@@ -270,6 +273,7 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads :
     typedef WideBackward<D, keys> Shape;
     const int rows = Shape::rows, N = Shape::others, threads = Shape::threads;
     MIXPI_SWIZZLED_SHARED(uint16_t, own);
+    wgmma_check_base(own);
     uint16_t *others = own + 2 * rows * D;
     float *statistics = (float *)(void *)(others + 4 * N * D), ahead = 0.0f;
 
@@ -349,13 +353,15 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads :
             /* Both, as left factors, are multiplied and added. */
             wide_left<bf16, N>(weights, g);
             if (keys) wide_left<bf16, N>(weights_v, s);
+            wgmma_pin<N / 16, D / 8>(weights, sums[0][0]);
+            if (keys) wgmma_pin<N / 16, D / 8>(weights_v, sums[keys][0]);
             wgmma_fence();
             if (keys) wide_add<D, N, bf16>(sums[keys][0], weights_v, other1);
             wide_add<D, N, bf16>(sums[0][0], weights, other0);
             wgmma_commit();
             wgmma_wait<0>();
-            wgmma_done<D / 8>(sums[0][0]);
-            if (keys) wgmma_done<D / 8>(sums[keys][0]);
+            wgmma_pin<N / 16, D / 8>(weights, sums[0][0]);
+            if (keys) wgmma_pin<N / 16, D / 8>(weights_v, sums[keys][0]);
         }
         if (keys && threadIdx.x < 128) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
     }

@@ -239,6 +239,21 @@ template <int N> __device__ inline void wgmma_done(float (*d)[4]) {
         for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[n][e])::"memory");
     }
 }
+/* Before wgmma_fence and after the last wait: left factors in registers and sums have their values
+ * here. Without it a compiler may move what writes or reads these registers past the products. */
+template <int factors, int columns>
+__device__ inline void wgmma_pin(uint32_t (*a)[4], float (*sums)[4]) {
+    MIXPI_UNROLL
+    for (int n = 0; n < factors; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++) asm volatile("" : "+r"(a[n][e])::"memory");
+    }
+    wgmma_done<columns>(sums);
+}
+/* The permutation of a tile counts from multiples of 1024 bytes. */
+__device__ inline void wgmma_check_base(const void *p) {
+    if (shared_address(p) % 1024) __trap();
+}
 /* The same value in each lane of a warp, known as such to the compiler. */
 __device__ inline int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 

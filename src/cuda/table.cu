@@ -179,11 +179,25 @@ const char *why_unusable(int ordinal) {
     return e == cudaSuccess ? NULL : kernel_fault(e);
 }
 
+/* What makes this build slow on the usable GPU `ordinal`, or "". */
+const char *why_slow(int ordinal) {
+#ifndef MIXPREC_CUDASIM
+    int capability = 0;
+    OnDevice on(ordinal);
+    if (on.error == cudaSuccess && capability_of(ordinal, &capability) == cudaSuccess &&
+        capability == 90 && !has_group_code())
+        return "slow: mixprec_cuda.cu was compiled without sm_90a, so attention takes 1.5 times "
+               "as long on this GPU: compile it with -gencode arch=compute_90a,code=sm_90a";
+#endif
+    (void)ordinal;
+    return "";
+}
+
 }   /* namespace */
 
 extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
     const char *reason = why_unusable(ordinal);
     if (reason) cudaGetLastError(); /* clears the error of this query for the program */
-    if (why) *why = reason ? reason : "";
+    if (why) *why = reason ? reason : why_slow(ordinal);
     return reason ? NULL : &device_table[ordinal];
 }

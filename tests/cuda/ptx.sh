@@ -60,12 +60,15 @@ fi
 if [ -x "$build/sm_80/test_cuda_attention" ]; then
     export PTX_GPU=90 MIXPREC_TEST_ONLY=test_tensor_64
     program 80 test_cuda_attention ', on 9.0'
+    check 'mixp_cuda reports slow code'     grep -q 'slow: .*compiled without sm_90a' "$tmp/out"
     unset PTX_GPU MIXPREC_TEST_ONLY
 fi
 # Warpgroups in another order, and with rough sums.
 if [ -x "$build/sm_90a/test_cuda_attention" ]; then
     export PTX_ROUGH=1 PTX_SCHEDULE=permuted MIXPREC_TEST_ONLY=test_tensor_64
     program 90a test_cuda_attention ', rough and permuted'
+    fast() { ! grep slow: "$tmp/out"; }
+    check 'mixp_cuda reports no slow code of 9.0a' fast
     unset PTX_ROUGH PTX_SCHEDULE MIXPREC_TEST_ONLY
 fi
 # narrow_tiles runs only on 10.0 and newer.

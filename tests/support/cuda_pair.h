@@ -197,6 +197,7 @@ static void pair_open(void) {
     gpu_device = mixp_cuda(0, &why);
     if (!gpu_device && !cudasim::simulated) { printf("no GPU: %s\n", why); exit(77); }
     if (!gpu_device) { printf("no simulated GPU: %s\n", why); exit(2); }
+    if (why[0]) printf("%s\n", why);
     memset(&gpu_exec, 0, sizeof gpu_exec);
 #ifndef MIXPREC_CUDASIM
     gpu_exec.device.allocate = cudasim::seen_new;
