@@ -2656,8 +2656,9 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 
 /* The GPU `ordinal` (0 = the first), for mixp_context_desc. Link with mixprec_cuda.cu. Returns NULL
- * when the GPU cannot be used; *why (unless why is NULL) then gives the reason, a constant string.
- */
+ * when the GPU cannot be used. *why (unless why is NULL) is a constant string: the reason for NULL;
+ * "slow: ..." and the cure, where the GPU is usable and this build leaves out its fast code (sm_90a
+ * on capability 9.0); otherwise "". */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 
 /* --- for authors of devices and operators: users go on to section 5 ---------------------- *
@@ -4468,13 +4469,13 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  *
  * Determinism. Without gemm_measure a shape gets the first algorithm that the library offers and
  * accepts: the same in each run on one kind of GPU with one version of the library. With
- * gemm_measure the first product of a shape times what the library offers (8 at most). It keeps the
+ * gemm_measure the first product of a shape times what the library offers (24 at most). It keeps the
  * fastest one that is at least 2 % faster than the first. Two measuring runs may choose
  * differently, so their bits may differ. For the same bits, measure once, save this text, and give
  * it to every later run, every resumed run and all ranks. Shapes in the text are not measured
  * again. The flags of desc->epilogues are measured as well: if a product followed by a separate
  * kernel is faster, the text says "none" for the fused form, and the two run separately. Measuring
- * waits for the GPU and takes about a second in the first step. For products that add to their
+ * warms the GPU up, waits for it and takes some seconds in the first step. For products that add to their
  * result it borrows memory for one result; without that memory the first algorithm stays. */
 MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
 /* The execution settings that the context passes to kernels, and its device, for your own

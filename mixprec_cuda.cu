@@ -276,6 +276,21 @@ template <int N> __device__ inline void wgmma_done(float (*d)[4]) {
         for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[n][e])::"memory");
     }
 }
+/* Before wgmma_fence and after the last wait: left factors in registers and sums have their values
+ * here. Without it a compiler may move what writes or reads these registers past the products. */
+template <int factors, int columns>
+__device__ inline void wgmma_pin(uint32_t (*a)[4], float (*sums)[4]) {
+    MIXPI_UNROLL
+    for (int n = 0; n < factors; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++) asm volatile("" : "+r"(a[n][e])::"memory");
+    }
+    wgmma_done<columns>(sums);
+}
+/* The permutation of a tile counts from multiples of 1024 bytes. */
+__device__ inline void wgmma_check_base(const void *p) {
+    if (shared_address(p) % 1024) __trap();
+}
 /* The same value in each lane of a warp, known as such to the compiler. */
 __device__ inline int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
@@ -928,6 +943,7 @@ struct State {
     mixp_gemm_count  products;
     bool             measure;   /* 1: the first product of a shape measures cuBLASLt's
                                    algorithms                                                */
+    bool             warm;      /* 1: such a measurement has warmed the GPU up               */
     Choice          *choices;   /* of algorithms, given by the program                       */
     int              choice_count;
     void            *post[post_slots];  /* pinned copies of the posted memory               */
@@ -7531,7 +7547,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
 
 /* --- plans ----------------------------------------------------------------------------- */
 
-const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
+const int plan_lists = 256, most_plans = 4096, most_algorithms = 24;
 /* Matrices that cuBLASLt takes in one call. */
 const int64_t most_batch = 65535;
 
@@ -7983,65 +7999,100 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
 /* --- measuring ------------------------------------------------------------------------- *
  *
  * If the program asks for it, the first product of a plan times each algorithm and puts the fastest
- * first. The algorithms take turns, and the least time of each counts: a GPU that has just woken up
- * is slow, and one that has worked for a second may lower its clock. Trials write to the product's
- * own c, unless the product accumulates: then to other memory.
+ * first. A training step runs on a hot GPU, whose clock is lower than that of a cool one, and the
+ * fastest algorithm may be another. So the first measurement of a context warms the GPU up. The
+ * algorithms alternate, and the median of each counts. Trials write to the product's own c, unless
+ * the product accumulates: then to other memory.
  */
-const int   measured_rounds = 3, measured_runs = 2;
+const int   measured_rounds = 5, measured_runs = 2, most_warm_runs = 2000;
+const float warm_ms = 200.0f;
 const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */
+
+/* Milliseconds of each algorithm, or of one other way, in each round. */
+struct Trials { float ms[most_algorithms][measured_rounds]; };
 
 inline bool is_measured(const State *s, const Plan *plan) {
     return !s->measure || s->capture || plan->measured || plan->given || !is_usable(plan);
 }
 
-/* Lowers *ms to the time of measured_runs runs, after a warm-up run. Waits for the GPU. */
+inline float median_of(const float *ms) {
+    float sorted[measured_rounds];
+    for (int i = 0; i < measured_rounds; i++) {
+        int at = i;
+        for (; at > 0 && sorted[at - 1] > ms[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = ms[i];
+    }
+    return sorted[measured_rounds / 2];
+}
+
+/* *ms: the time of measured_runs runs, after another run. Waits for the GPU. */
 template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float *ms) {
     cudaEvent_t from = NULL, to = NULL;
     cudaError_t e = cudaEventCreateWithFlags(&from, cudaEventDefault);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&to, cudaEventDefault);
 
-    /* Warm up, then run between the two events. */
+    /* Run once, then between the two events. */
     run();
+    *ms = INFINITY;
     float taken = INFINITY;
     if (e == cudaSuccess) e = cudaEventRecord(from, k->stream);
     for (int i = 0; i < measured_runs && e == cudaSuccess; i++) run();
     if (e == cudaSuccess) e = cudaEventRecord(to, k->stream);
     if (e == cudaSuccess) e = cudaEventSynchronize(to);
     if (e == cudaSuccess) e = cudaEventElapsedTime(&taken, from, to);
-    if (e == cudaSuccess && taken < *ms) *ms = taken;
+    if (e == cudaSuccess) *ms = taken;
 
     if (from) clear_error(cudaEventDestroy(from));
     if (to) clear_error(cudaEventDestroy(to));
     return k->report("gemm", e);
 }
 
-/* Lowers *ms to the time of one algorithm, unless cuBLASLt refuses it. */
+/* *ms: the time of one algorithm, INFINITY if cuBLASLt refuses it. */
 inline mixp_result algorithm_time(Kernel *k, const Product &p, Plan *plan, int which, float *ms) {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     const auto run = [&] {
         if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
     };
     const cudaError_t before = cudaPeekAtLastError();
-    float taken = INFINITY;
-    mixp_result r = time_of(k, run, &taken);
-    if (status == CUBLAS_STATUS_SUCCESS && taken < *ms) *ms = taken;
+    mixp_result r = time_of(k, run, ms);
+    if (status != CUBLAS_STATUS_SUCCESS) *ms = INFINITY;
     if (r != MIXP_OK || status == CUBLAS_STATUS_SUCCESS) return r;
     if (!is_refusal(status)) return report_failure(k->state, status);
     clear_refusal(before);
     return MIXP_OK;
 }
 
-/* Lowers the time of each algorithm: one round. */
-inline mixp_result algorithms_time(Kernel *k, const Product &p, Plan *plan, float *ms) {
+/* Runs the plan's first algorithm for warm_ms, once in a context. */
+inline mixp_result warm_up(Kernel *k, const Product &p, Plan *plan) {
+    if (k->state->warm) return MIXP_OK;
+    k->state->warm = true;
+
+    /* How long does a run take? */
+    float ms = INFINITY;
+    mixp_result r = algorithm_time(k, p, plan, plan->at, &ms);
+    if (r != MIXP_OK || !(ms < warm_ms)) return r;
+
+    const float runs = warm_ms * measured_runs / ms;
+    const int count = runs < most_warm_runs ? (int)runs : most_warm_runs;
+    for (int i = 0; i < count; i++)
+        if (product_call(k, p, plan, plan->at) != CUBLAS_STATUS_SUCCESS) break;
+    return MIXP_OK;
+}
+
+/* Times each algorithm once: round `round`, forwards or backwards. */
+inline mixp_result algorithms_time(Kernel *k, const Product &p, Plan *plan, Trials *t, int round) {
     for (int i = plan->at; i < plan->count; i++) {
-        mixp_result r = algorithm_time(k, p, plan, i, ms + i);
+        const int which = round % 2 ? plan->count - 1 - (i - plan->at) : i;
+        mixp_result r = algorithm_time(k, p, plan, which, &t->ms[which][round]);
         if (r != MIXP_OK) return r;
     }
     return MIXP_OK;
 }
 
 /* Puts the fastest algorithm first, if that is worth it. Returns the time of the first one then. */
-inline float algorithms_order(Plan *plan, float *ms) {
+inline float algorithms_order(Plan *plan, const Trials &t) {
+    float ms[most_algorithms];
+    for (int i = plan->at; i < plan->count; i++) ms[i] = median_of(t.ms[i]);
     int best = plan->at;
     for (int i = plan->at; i < plan->count; i++)
         if (ms[i] < ms[best]) best = i;
@@ -8073,13 +8124,13 @@ inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
     if (plan->count - plan->at < 2 || !trial_memory(k->state, p.g, &c)) return MIXP_OK;
     if (c) trial.g.c.data = c;
 
-    /* The algorithms take turns. */
-    float ms[most_algorithms];
-    for (float &time : ms) time = INFINITY;
+    /* The algorithms alternate. */
+    Trials t;
     if (product_point(trial, plan)) {
+        r = warm_up(k, trial, plan);
         for (int i = 0; i < measured_rounds && r == MIXP_OK; i++)
-            r = algorithms_time(k, trial, plan, ms);
-        if (r == MIXP_OK) algorithms_order(plan, ms);
+            r = algorithms_time(k, trial, plan, &t, i);
+        if (r == MIXP_OK) algorithms_order(plan, t);
     }
     if (c) memory_free(k->state, c);
     return r;
@@ -8257,19 +8308,19 @@ inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
         if (done == MIXP_OK) done = epilogue_apart(x, trial);
     };
 
-    /* Take turns. Trials do not count as products. */
+    /* Alternate. Trials do not count as products. */
     const mixp_gemm_count count = on->state->products;
-    float ms[most_algorithms], apart = INFINITY;
-    for (float &time : ms) time = INFINITY;
-    mixp_result r = MIXP_OK;
+    Trials t;
+    float apart[measured_rounds];
+    mixp_result r = warm_up(on, p, plan);
     for (int i = 0; i < measured_rounds && r == MIXP_OK; i++) {
-        r = algorithms_time(on, p, plan, ms);
-        if (r == MIXP_OK) r = time_of(on, run_apart, &apart);
+        r = algorithms_time(on, p, plan, &t, i);
+        if (r == MIXP_OK) r = time_of(on, run_apart, &apart[i]);
     }
     on->state->products = count;
     if (r != MIXP_OK || done != MIXP_OK) return r != MIXP_OK ? r : done;
 
-    if (apart < algorithms_order(plan, ms) * worth_it) plan->at = plan->count;
+    if (median_of(apart) < algorithms_order(plan, t) * worth_it) plan->at = plan->count;
     return MIXP_OK;
 }
 
@@ -9694,6 +9745,7 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_s
     typedef WideForward<D> Shape;
     const int rows = Shape::rows, keys = Shape::keys, threads = Shape::threads;
     MIXPI_SWIZZLED_SHARED(uint16_t, own);
+    wgmma_check_base(own);
     uint16_t *tiles_k = own + rows * D, *tiles_v = tiles_k + 2 * keys * D;
 
     /* The block's queries, the group's, and how many tiles each needs. */
@@ -9760,6 +9812,7 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_s
     for (int i = 1; i <= tiles; i++) {
         arrive(i);
         if (i < mine) {
+            wgmma_pin<keys / 16, D / 8>(weights, r.o[0]);
             wgmma_fence();
             scores(i);
             values(i - 1);
@@ -9767,14 +9820,15 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_s
             soften(i);
             wide_settle(fminf(r.sum[0][0], r.sum[0][1]));
             wgmma_wait<0>();
-            wgmma_done<D / 8>(r.o[0]);
+            wgmma_pin<keys / 16, D / 8>(weights, r.o[0]);
             wide_shrink<D>(r.o[0], shrink);
             wide_left<bf16, keys>(weights, s);
         } else if (i == mine) {
+            wgmma_pin<keys / 16, D / 8>(weights, r.o[0]);
             wgmma_fence();
             values(i - 1);
             wgmma_wait<0>();
-            wgmma_done<D / 8>(r.o[0]);
+            wgmma_pin<keys / 16, D / 8>(weights, r.o[0]);
         }
     }
     cp_async_wait<0>();
@@ -9844,6 +9898,7 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads :
     typedef WideBackward<D, keys> Shape;
     const int rows = Shape::rows, N = Shape::others, threads = Shape::threads;
     MIXPI_SWIZZLED_SHARED(uint16_t, own);
+    wgmma_check_base(own);
     uint16_t *others = own + 2 * rows * D;
     float *statistics = (float *)(void *)(others + 4 * N * D), ahead = 0.0f;
 
@@ -9923,13 +9978,15 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads :
             /* Both, as left factors, are multiplied and added. */
             wide_left<bf16, N>(weights, g);
             if (keys) wide_left<bf16, N>(weights_v, s);
+            wgmma_pin<N / 16, D / 8>(weights, sums[0][0]);
+            if (keys) wgmma_pin<N / 16, D / 8>(weights_v, sums[keys][0]);
             wgmma_fence();
             if (keys) wide_add<D, N, bf16>(sums[keys][0], weights_v, other1);
             wide_add<D, N, bf16>(sums[0][0], weights, other0);
             wgmma_commit();
             wgmma_wait<0>();
-            wgmma_done<D / 8>(sums[0][0]);
-            if (keys) wgmma_done<D / 8>(sums[keys][0]);
+            wgmma_pin<N / 16, D / 8>(weights, sums[0][0]);
+            if (keys) wgmma_pin<N / 16, D / 8>(weights_v, sums[keys][0]);
         }
         if (keys && threadIdx.x < 128) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
     }
@@ -10508,15 +10565,16 @@ mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
 }
 
 #ifndef MIXPREC_CUDASIM
-/* Does this GPU run code that was compiled for sm_90a? The bounds of a kernel tell. */
-inline bool is_by_groups(State *s) {
+/* Does the current GPU, of capability 9.0, run code that was compiled for sm_90a? The bounds of a
+ * kernel tell. */
+inline bool has_group_code() {
     cudaFuncAttributes own = {};
-    if (s->capability == 90 && !s->by_groups) {
-        cudaError_t e = cudaFuncGetAttributes(&own, wide_forward<64, true>);
-        clear_error(e);
-        s->by_groups =
-            e == cudaSuccess && own.maxThreadsPerBlock == WideForward<64>::threads ? 1 : -1;
-    }
+    cudaError_t e = cudaFuncGetAttributes(&own, wide_forward<64, true>);
+    clear_error(e);
+    return e == cudaSuccess && own.maxThreadsPerBlock == WideForward<64>::threads;
+}
+inline bool is_by_groups(State *s) {
+    if (s->capability == 90 && !s->by_groups) s->by_groups = has_group_code() ? 1 : -1;
     return s->by_groups > 0;
 }
 
@@ -10904,11 +10962,25 @@ const char *why_unusable(int ordinal) {
     return e == cudaSuccess ? NULL : kernel_fault(e);
 }
 
+/* What makes this build slow on the usable GPU `ordinal`, or "". */
+const char *why_slow(int ordinal) {
+#ifndef MIXPREC_CUDASIM
+    int capability = 0;
+    OnDevice on(ordinal);
+    if (on.error == cudaSuccess && capability_of(ordinal, &capability) == cudaSuccess &&
+        capability == 90 && !has_group_code())
+        return "slow: mixprec_cuda.cu was compiled without sm_90a, so attention takes 1.5 times "
+               "as long on this GPU: compile it with -gencode arch=compute_90a,code=sm_90a";
+#endif
+    (void)ordinal;
+    return "";
+}
+
 }   /* namespace */
 
 extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
     const char *reason = why_unusable(ordinal);
     if (reason) cudaGetLastError(); /* clears the error of this query for the program */
-    if (why) *why = reason ? reason : "";
+    if (why) *why = reason ? reason : why_slow(ordinal);
     return reason ? NULL : &device_table[ordinal];
 }

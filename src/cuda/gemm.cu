@@ -757,7 +757,7 @@ inline mixp_result warm_up(Kernel *k, const Product &p, Plan *plan) {
     if (r != MIXP_OK || !(ms < warm_ms)) return r;
 
     const float runs = warm_ms * measured_runs / ms;
-    const int   count = runs < most_warm_runs ? (int)runs : most_warm_runs;
+    const int count = runs < most_warm_runs ? (int)runs : most_warm_runs;
     for (int i = 0; i < count; i++)
         if (product_call(k, p, plan, plan->at) != CUBLAS_STATUS_SUCCESS) break;
     return MIXP_OK;
