@@ -18792,6 +18792,14 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     return r;
 }
 
+/* The body of a public function that enters `ctx`, which may be NULL, for one call. */
+#define MIXPI_RETURN_INSIDE(ctx, call) \
+    do { \
+        mixp_context *const mixpi_of = (ctx); \
+        const int mixpi_before = mixpi_enter(mixpi_of); \
+        return mixpi_leave(mixpi_of, mixpi_before, (call)); \
+    } while (0)
+
 MIXPREC_API mixp_result mixp_context_fail(
     mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;
@@ -19077,6 +19085,60 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     k.src = src;
     k.dst = dst;
     return mixpi_note_failure(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
+}
+
+/* The arguments of kernels over dense arrays, other fields 0. A look at x[n]: */
+static mixp_look_args mixpi_look_at(mixp_in x, int64_t n, mixp_dtype low, mixp_look *row) {
+    mixp_look_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.x = x;
+    k.low = low;
+    k.row = row;
+    return k;
+}
+
+/* y = op(a) with the parameter p, n elements. */
+static mixp_unary_args mixpi_unary_of(mixp_unary op, float p, mixp_in a, mixp_out y, int64_t n) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.p = p;
+    k.n = n;
+    k.a = a;
+    k.y = y;
+    return k;
+}
+
+/* y = a op b, rows by cols. */
+static mixp_binary_args mixpi_binary_of(
+    mixp_binary op, mixp_in a, mixp_in b, mixp_out y, int64_t rows, int64_t cols) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.rank = 2;
+    k.shape[0] = rows;
+    k.shape[1] = cols;
+    k.a_strides[0] = k.b_strides[0] = cols;
+    k.a_strides[1] = k.b_strides[1] = 1;
+    k.a = a;
+    k.b = b;
+    k.y = y;
+    return k;
+}
+
+/* y[cols] = factor times the sums of the columns of a[n, cols]. */
+static mixp_reduce_args mixpi_reduce_of(
+    mixp_in a, int64_t n, int64_t cols, double factor, mixp_out y) {
+    mixp_reduce_args k;
+    memset(&k, 0, sizeof k);
+    k.outer = 1;
+    k.n = n;
+    k.inner = cols;
+    k.factor = (float)factor;
+    k.a = a;
+    k.y = y;
+    return k;
 }
 
 /* Bytes of t's data. */
@@ -22659,14 +22721,9 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
     mixpi_arena *a = &ctx->memory.dev;
     const int far = ctx->device->download != NULL;
     mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
-    mixp_look_args k;
+    const mixp_look_args k = mixpi_look_at(mixpi_tensor_in(g), g->count, MIXP_F16, row);
     if (!row) return MIXP_ERR_MEMORY;
     MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
-    memset(&k, 0, sizeof k);
-    k.n = g->count;
-    k.x = mixpi_tensor_in(g);
-    k.low = MIXP_F16;
-    k.row = row;
     mixp_result r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     if (!far) return r;
     if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);
@@ -23049,8 +23106,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
 }
 
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_backward(ctx, loss));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_backward(ctx, loss));
 }
 /* --- a step begins ------------------------------------------------------------------------ */
 
@@ -23210,9 +23266,7 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
     int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(
-        ctx, before, mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }
 MIXPI_SELDOM_END
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
@@ -24482,19 +24536,9 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
 /* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */
 static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mixp_binary op,
     mixp_in t, mixp_in b, int down, mixp_out y) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = op;
-    k.rank = 2;
-    k.shape[0] = g->m;
-    k.shape[1] = g->n;
-    k.a = t;
-    k.b = b;
-    k.a_strides[0] = g->n;
-    k.a_strides[1] = 1;
+    mixp_binary_args k = mixpi_binary_of(op, t, b, y, g->m, g->n);
     k.b_strides[0] = !down;
     k.b_strides[1] = down;
-    k.y = y;
     return MIXPI_RUN(c, binary, &k);
 }
 
@@ -25051,14 +25095,7 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
 /* The gradient of a bias, which every row adds: the sum over the rows of dy. */
 static mixp_result mixpi_product_dbias(
     mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int bias) {
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
-    k.outer = 1;
-    k.n = g->m;
-    k.inner = g->n;
-    k.factor = 1.0f;
-    k.a = dy;
-    k.y = mixpi_call_dx(c, bias);
+    const mixp_reduce_args k = mixpi_reduce_of(dy, g->m, g->n, 1.0, mixpi_call_dx(c, bias));
     return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
 }
 
@@ -27182,16 +27219,9 @@ static mixp_result mixpi_chunked_dw(mixp_call *c, const mixpi_chunked_walk *s, i
 
 /* Adds the chunk's part of the bias gradient. */
 static mixp_result mixpi_chunked_db(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
-    mixp_reduce_args k;
-    if (!s->db.data) return MIXP_OK;
-    memset(&k, 0, sizeof k);
-    k.outer = 1;
-    k.n = mixpi_chunked_rows(s->h, first);
-    k.inner = s->h->loss.k.cols;
-    k.factor = 1.0f;
-    k.a = mixpi_tensor_in(s->dlogits);
-    k.y = s->db;
-    return MIXPI_RUN(c, reduce, &k);
+    const mixp_reduce_args k = mixpi_reduce_of(mixpi_tensor_in(s->dlogits),
+        mixpi_chunked_rows(s->h, first), s->h->loss.k.cols, 1.0, s->db);
+    return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
 }
 
 static mixp_result mixpi_chunked_walk_rows(mixp_call *c, mixpi_chunked_walk s) {
@@ -27347,13 +27377,8 @@ static mixp_result mixpi_loss_back_each(mixp_call *c, mixp_loss_backward_args k)
     if (r == MIXP_OK) r = MIXPI_RUN(c, loss_backward, &k);
 
     /* Backward of a product multiplies them by the gradients, and adds to da. */
-    mixp_binary_args times;
-    memset(&times, 0, sizeof times);
-    times.op = MIXP_BINARY_MUL;
-    times.rank = 1;
-    times.shape[0] = k.n;
-    times.a_strides[0] = times.b_strides[0] = 1;
-    times.a = times.b = mixpi_tensor_in(slopes);
+    const mixp_in slope = mixpi_tensor_in(slopes);
+    mixp_binary_args times = mixpi_binary_of(MIXP_BINARY_MUL, slope, slope, da, 1, k.n);
     times.dy = mixpi_call_dy(c);
     times.dx = da;
     if (r == MIXP_OK) r = MIXPI_RUN(c, binary_backward, &times);
@@ -28173,15 +28198,8 @@ static mixp_result mixpi_prod_infer(mixp_call *c) {
 /* y = a * b, n numbers of f32. */
 static mixp_result mixpi_prod_times(
     mixp_call *c, const float *a, const float *b, float *y, int64_t n) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_BINARY_MUL;
-    k.rank = 1;
-    k.shape[0] = n;
-    k.a_strides[0] = k.b_strides[0] = 1;
-    k.a = mixpi_in(a, MIXP_F32);
-    k.b = mixpi_in(b, MIXP_F32);
-    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    const mixp_binary_args k = mixpi_binary_of(MIXP_BINARY_MUL, mixpi_in(a, MIXP_F32),
+        mixpi_in(b, MIXP_F32), mixpi_out_to(y, MIXP_F32, 0), 1, n);
     return MIXPI_RUN(c, binary, &k);
 }
 
@@ -28736,14 +28754,11 @@ typedef struct mixpi_deviation { mixp_binary_args k; int dim; } mixpi_deviation;
 
 /* Sets saved 2 to saved 0 where that is finite, otherwise to 0: 0 m + 1 is a mask of the finite. */
 static mixp_result mixpi_finite_or_0(mixp_call *c) {
-    mixp_unary_args mask;
+    const mixp_tensor *means = c->saved[0];
+    mixp_unary_args mask = mixpi_unary_of(MIXP_UNARY_AFFINE, 0.0f, mixpi_tensor_in(means),
+        mixpi_tensor_out(c->saved[1], 0), means->count);
     mixp_where_args k;
-    memset(&mask, 0, sizeof mask);
-    mask.op = MIXP_UNARY_AFFINE;
     mask.q = 1.0f;
-    mask.n = c->saved[0]->count;
-    mask.a = mixpi_tensor_in(c->saved[0]);
-    mask.y = mixpi_tensor_out(c->saved[1], 0);
     MIXPI_TRY(MIXPI_RUN(c, unary, &mask));
 
     /* An element of 1 chooses saved 0; there is no b, so that others become 0. */
@@ -28770,14 +28785,9 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
         if (!mixp_call_save(c, i, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
 
     /* The mean of the deviations, where it is finite, ... */
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
+    mixp_reduce_args k = mixpi_reduce_of(mixpi_tensor_in(c->out), to.n, to.inner,
+        1.0 / (double)to.n, mixpi_tensor_out(c->saved[0], 0));
     k.outer = to.outer;
-    k.n = to.n;
-    k.inner = to.inner;
-    k.factor = (float)(1.0 / (double)to.n);
-    k.a = mixpi_tensor_in(c->out);
-    k.y = mixpi_tensor_out(c->saved[0], 0);
     mixp_result r = MIXPI_RUN(c, reduce, &k);
     if (r == MIXP_OK) r = mixpi_finite_or_0(c);
 
@@ -28928,16 +28938,10 @@ static mixp_result mixpi_class_weights_infer(mixp_call *c) {
 static mixp_result mixpi_class_weights_forward(mixp_call *c) {
     const int64_t classes = c->in[0]->count;
     float *to = (float *)c->out->data;
-    mixp_reduce_args k;
-    mixp_result r =
-        mixpi_convert_to(c->ctx, mixpi_out_to(to, MIXP_F32, 0), mixpi_call_x(c, 0), classes);
-    memset(&k, 0, sizeof k);
-    k.outer = k.inner = 1;
-    k.n = classes;
-    k.factor = (float)(1.0 / (double)classes);
-    k.a = mixpi_in(to, MIXP_F32);
-    k.y = mixpi_out_to(to + classes, MIXP_F32, 0);
-    return r == MIXP_OK ? MIXPI_RUN(c, reduce, &k) : r;
+    const mixp_reduce_args k = mixpi_reduce_of(mixpi_in(to, MIXP_F32), classes, 1,
+        1.0 / (double)classes, mixpi_out_to(to + classes, MIXP_F32, 0));
+    MIXPI_TRY(mixpi_convert_to(c->ctx, mixpi_out_to(to, MIXP_F32, 0), mixpi_call_x(c, 0), classes));
+    return MIXPI_RUN(c, reduce, &k);
 }
 
 /* The array of weights that the kernels of cross entropy read. It is f32, in a tensor of i32, so
@@ -30689,27 +30693,22 @@ static mixp_result mixpi_scaled_entropy_infer(mixp_call *c) {
 
 /* Multiplies the plain loss by its share, and makes the scaled loss from it. */
 static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_entropy *a) {
+    const mixp_in loss = mixpi_tensor_in(c->saved[2]);
     mixp_scale_by_args s;
-    mixp_unary_args u;
-    mixp_result r = MIXP_OK;
 
     /* The loss's share of a batch in parts. */
-    memset(&u, 0, sizeof u);
-    u.op = MIXP_UNARY_SCALE;
-    u.p = a->k.share;
-    u.n = 1;
-    u.a = mixpi_tensor_in(c->saved[2]);
-    u.y = mixpi_tensor_out(c->saved[2], 0);
-    if (a->k.share != 1.0f) r = MIXPI_RUN(c, unary, &u);
+    const mixp_unary_args u =
+        mixpi_unary_of(MIXP_UNARY_SCALE, a->k.share, loss, mixpi_tensor_out(c->saved[2], 0), 1);
+    if (a->k.share != 1.0f) MIXPI_TRY(MIXPI_RUN(c, unary, &u));
 
     /* Times the scale. */
     memset(&s, 0, sizeof s);
     s.n = 1;
     s.factor = a->k.scale;
     s.bad = mixpi_loss_bad(a->scaler);
-    s.a = u.a;
+    s.a = loss;
     s.y = mixpi_call_y(c);
-    return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
+    return MIXPI_RUN(c, scale_by, &s);
 }
 
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
@@ -32106,9 +32105,7 @@ static mixp_result mixpi_do_optimizer_add(
 
 MIXPREC_API mixp_result mixp_optimizer_add(
     mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_add(opt, param, grad));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_add(opt, param, grad));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern) {
@@ -32371,13 +32368,8 @@ static mixp_gemm_args mixpi_muon_gemm(int64_t m, int64_t n, int64_t k, double al
 /* sum = factor * a, n elements. A product is then added to sum. */
 static mixp_result mixpi_muon_begin_sum(
     mixp_optimizer *o, float *sum, mixp_out a, int64_t n, double factor) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_SCALE;
-    k.p = (float)factor;
-    k.n = n;
-    k.a = mixpi_in(a.data, a.dtype);
-    k.y = mixpi_out_to(sum, MIXP_F32, 0);
+    const mixp_unary_args k = mixpi_unary_of(MIXP_UNARY_SCALE, (float)factor,
+        mixpi_in(a.data, a.dtype), mixpi_out_to(sum, MIXP_F32, 0), n);
     return MIXPI_STEP_RUN(o, unary, &k);
 }
 
@@ -32590,13 +32582,9 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) {
         const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
-        mixp_look_args k;
         if (!row->active) continue;
-        memset(&k, 0, sizeof k);
-        k.n = row->count;
-        k.x = mixpi_in(row->grad, row->grad_dtype);
-        k.low = mixpi_row_low(row);
-        k.row = &opt->tally[i].look;
+        mixp_look_args k = mixpi_look_at(mixpi_in(row->grad, row->grad_dtype), row->count,
+            mixpi_row_low(row), &opt->tally[i].look);
         k.exponents = opt->tally[i].exponents;
         r = MIXPI_STEP_RUN(opt, look, &k);
     }
@@ -32902,9 +32890,7 @@ static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay)
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_set_ema(opt, decay));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_set_ema(opt, decay));
 }
 
 /* Can the averages be put in, or taken out? */
@@ -32981,9 +32967,7 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
 }
 
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_swap_ema(opt));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_swap_ema(opt));
 }
 /* --- buffers at an update ------------------------------------------------------------------- */
 
@@ -33287,9 +33271,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
 }
 
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_clip_grad_norm(opt, max_norm));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_clip_grad_norm(opt, max_norm));
 }
 
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
@@ -33307,9 +33289,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_step(opt));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_step(opt));
 }
 
 /* --- stepping with a scaler ---------------------------------------------------------------- */
@@ -33386,9 +33366,7 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
 }
 
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixp_context *of = scaler ? scaler->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_scaler_unscale(scaler, opt));
+    MIXPI_RETURN_INSIDE(scaler ? scaler->ctx : NULL, mixpi_do_scaler_unscale(scaler, opt));
 }
 
 static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
@@ -33416,9 +33394,7 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
 }
 
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixp_context *of = scaler ? scaler->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_scaler_step(scaler, opt));
+    MIXPI_RETURN_INSIDE(scaler ? scaler->ctx : NULL, mixpi_do_scaler_step(scaler, opt));
 }
 
 /* --- the verdict, and the update ------------------------------------------------------------ */
@@ -33577,9 +33553,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
-    mixp_context *of = scaler ? scaler->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_scaler_update(scaler));
+    MIXPI_RETURN_INSIDE(scaler ? scaler->ctx : NULL, mixpi_do_scaler_update(scaler));
 }
 
 /* --- freeing -------------------------------------------------------------------------------- */
@@ -35058,6 +35032,18 @@ static int mixpi_is_of_group(mixpi_owner owner) {
     return owner == MIXPI_OF_GROUP || owner == MIXPI_OF_ADAGRAD || owner == MIXPI_OF_NADAM;
 }
 
+/* An item of n elements. */
+static mixpi_state_item mixpi_state_array(mixp_dtype dtype, int64_t n, void *memory) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = dtype;
+    item.e.rank = 1;
+    item.e.shape[0] = n;
+    item.e.bytes = (size_t)n * mixp_dtype_size(dtype);
+    item.memory = memory;
+    return item;
+}
+
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
@@ -35088,13 +35074,10 @@ static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtyp
 
 /* A value of the caller: a scalar if it has one element, otherwise a vector. */
 static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
-    item.e.dtype = value->dtype;
-    item.e.rank = value->count > 1;
-    item.e.shape[0] = value->count > 1 ? value->count : 0;
-    item.e.bytes = (size_t)value->count * mixp_dtype_size(value->dtype);
-    item.memory = value->data;
+    mixpi_state_item item = mixpi_state_array(value->dtype, value->count, value->data);
+    if (value->count > 1) return item;
+    item.e.rank = 0;
+    item.e.shape[0] = 0;
     return item;
 }
 
@@ -35126,13 +35109,7 @@ static void mixpi_state_add_fields(
 
 /* The scales of a moment that is stored in blocks. */
 static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *scales) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
-    item.e.dtype = MIXP_F8_E8M0;
-    item.e.rank = 1;
-    item.e.shape[0] = mixpi_state_blocks(row);
-    item.e.bytes = (size_t)item.e.shape[0];
-    item.memory = scales;
+    mixpi_state_item item = mixpi_state_array(MIXP_F8_E8M0, mixpi_state_blocks(row), scales);
     item.on_device = 1;
     return item;
 }
@@ -35235,15 +35212,9 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
 
 /* The state of delayed scaling: two tensors for each weight. */
 static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = mixpi_state_array(MIXP_F32, MIXPI_ROLES, scaled->scales);
     item.optional = 1;
     item.on_device = 1;
-    item.e.dtype = MIXP_F32;
-    item.e.rank = 1;
-    item.e.shape[0] = MIXPI_ROLES;
-    item.e.bytes = MIXPI_ROLES * sizeof *scaled->scales;
-    item.memory = scaled->scales;
     item.must = MIXPI_ABOVE_0;
     mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);
     item.e.rank = 2;
@@ -35904,9 +35875,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
-    mixp_context *of = what ? what->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_checkpoint_save(path, what));
+    MIXPI_RETURN_INSIDE(what ? what->ctx : NULL, mixpi_do_checkpoint_save(path, what));
 }
 
 /* --- checkpoints: loading ------------------------------------------------------------------- */
@@ -36405,9 +36374,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what) {
-    mixp_context *of = what ? what->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_checkpoint_load(path, what));
+    MIXPI_RETURN_INSIDE(what ? what->ctx : NULL, mixpi_do_checkpoint_load(path, what));
 }
 /* --- only weights --------------------------------------------------------------------------- */
 
@@ -36618,8 +36585,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(
 
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(
     const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_checkpoint_load_weights(path, ctx, desc));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_checkpoint_load_weights(path, ctx, desc));
 }
 
 static mixp_result mixpi_do_checkpoint_save_weights(
@@ -36652,8 +36618,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(
 
 MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(
     const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_checkpoint_save_weights(path, ctx, desc));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_checkpoint_save_weights(path, ctx, desc));
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx) {
@@ -37373,31 +37338,15 @@ enum {
 /* y = a op b, rows by cols. repeats: b is one row for all rows. */
 static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b, int64_t rows,
     int64_t cols, int repeats, float *y) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = op;
-    k.rank = 2;
-    k.shape[0] = rows;
-    k.shape[1] = cols;
-    k.a = a;
-    k.b = b;
-    k.a_strides[0] = cols;
-    k.b_strides[0] = repeats ? 0 : cols;
-    k.a_strides[1] = k.b_strides[1] = 1;
-    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    mixp_binary_args k = mixpi_binary_of(op, a, b, mixpi_out_to(y, MIXP_F32, 0), rows, cols);
+    if (repeats) k.b_strides[0] = 0;
     return ctx->device->kernels->binary(&ctx->exec, &k);
 }
 
 /* y[cols] = the column means of x[n, cols]. */
 static mixp_result mixpi_means(mixp_context *ctx, mixp_in x, int64_t n, int64_t cols, float *y) {
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
-    k.outer = 1;
-    k.n = n;
-    k.inner = cols;
-    k.factor = (float)(1.0 / (double)n);
-    k.a = x;
-    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    const mixp_out to = mixpi_out_to(y, MIXP_F32, 0);
+    const mixp_reduce_args k = mixpi_reduce_of(x, n, cols, 1.0 / (double)n, to);
     return ctx->device->kernels->reduce(&ctx->exec, &k);
 }
 
@@ -37602,13 +37551,9 @@ static mixp_dtype mixpi_look_low(const mixpi_site *site) {
 static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t) {
     const int is_grad = which == MIXPI_LOOK_GRAD || which == MIXPI_LOOK_LEAF;
     const int total = mixpi_is_low(t->dtype) ? MIXPI_ROW_NARROW : MIXPI_ROW_WIDE;
-    mixp_look_args k;
     if (mixpi_rows_reach(ctx, number) != MIXP_OK) return MIXP_ERR_MEMORY;
-    memset(&k, 0, sizeof k);
-    k.n = t->count;
-    k.x = mixpi_tensor_in(t);
-    k.low = mixpi_look_low(mixpi_site_at(ctx, number));
-    k.row = mixpi_look_row(ctx->watch, number, which);
+    mixp_look_args k = mixpi_look_at(mixpi_tensor_in(t), t->count,
+        mixpi_look_low(mixpi_site_at(ctx, number)), mixpi_look_row(ctx->watch, number, which));
     k.total = is_grad ? &ctx->watch->rows[total] : NULL;
     return mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
@@ -37682,14 +37627,10 @@ static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *g
 /* x where x is above 0, else 0, in an array of the arena; NULL: an error, in *r. */
 static mixp_tensor *mixpi_above_zero(mixp_context *ctx, const mixp_tensor *x, mixp_result *r) {
     mixp_tensor *y = mixp_activation(ctx, MIXP_F32, x->rank, x->shape);
-    mixp_unary_args k;
     *r = MIXP_ERR_MEMORY;
     if (!y) return NULL;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_RELU;
-    k.n = x->count;
-    k.a = mixpi_tensor_in(x);
-    k.y = mixpi_tensor_out(y, 0);
+    const mixp_unary_args k =
+        mixpi_unary_of(MIXP_UNARY_RELU, 0.0f, mixpi_tensor_in(x), mixpi_tensor_out(y, 0), x->count);
     *r = mixpi_note_failure(ctx, "look", ctx->device->kernels->unary(&ctx->exec, &k));
     return y;
 }
@@ -38488,12 +38429,7 @@ static int mixpi_site_is(const mixpi_site *site, int traits) {
 static mixp_result mixpi_look_now(
     const mixp_tensor *t, mixp_dtype low, mixp_look *row, mixp_look *found) {
     mixp_context *ctx = t->ctx;
-    mixp_look_args k;
-    memset(&k, 0, sizeof k);
-    k.n = t->count;
-    k.x = mixpi_tensor_in(t);
-    k.low = low;
-    k.row = row;
+    const mixp_look_args k = mixpi_look_at(mixpi_tensor_in(t), t->count, low, row);
     MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
     MIXPI_TRY(mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k)));
     return mixpi_download(ctx, found, row, sizeof *found);
@@ -39445,8 +39381,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
 }
 
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_guard_start(ctx, desc));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_guard_start(ctx, desc));
 }
 
 /* Starts the guard unless it was started before. */
@@ -39657,8 +39592,7 @@ static mixp_result mixpi_do_observe(
 
 MIXPREC_API mixp_result mixp_observe(
     mixp_context *ctx, const mixp_observer *observer, mixp_observer *before) {
-    const int entered = mixpi_enter(ctx);
-    return mixpi_leave(ctx, entered, mixpi_do_observe(ctx, observer, before));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_observe(ctx, observer, before));
 }
 #ifndef MIXPREC_NO_CHECKPOINT
 /* --- checkpoints of the guard ----------------------------------------------------------------- */
@@ -39763,17 +39697,11 @@ static const mixpi_field mixpi_guard_fields[] = {
 MIXPI_SELDOM
 static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
-    mixpi_state_item item;
     if (!mixpi_guard_was_on(w)) return 0;
 
     /* Which sites, by the hash of their names. */
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = mixpi_state_array(MIXP_I64, w->packed, w->hashes);
     item.optional = 1;
-    item.e.dtype = MIXP_I64;
-    item.e.rank = 1;
-    item.e.shape[0] = w->packed;
-    item.e.bytes = (size_t)w->packed * sizeof *w->hashes;
-    item.memory = w->hashes;
     mixpi_state_add(s, item, "mixprec.guard.sites");
 
     /* Write whether each stores f32, and since when. */
@@ -40252,13 +40180,8 @@ static void mixpi_exchange_forget(mixp_context *ctx) {
 
 /* data *= 1/parts; n elements. */
 static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_SCALE;
-    k.p = mixp_scaler_inverse((float)ctx->ranks.parts);
-    k.n = n;
-    k.a = mixpi_in(data.data, data.dtype);
-    k.y = data;
+    const mixp_unary_args k = mixpi_unary_of(MIXP_UNARY_SCALE,
+        mixp_scaler_inverse((float)ctx->ranks.parts), mixpi_in(data.data, data.dtype), data, n);
     return ctx->device->kernels->unary(&ctx->exec, &k);
 }
 
@@ -42199,16 +42122,10 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
  * division, because a factor of 1 / 7 would change a number that is the same on 7 ranks. */
 static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *divisor) {
     mixp_context *ctx = t->ctx;
-    mixp_binary_args k;
+    mixp_binary_args k = mixpi_binary_of(MIXP_BINARY_DIV, mixpi_in(sum, MIXP_F32),
+        mixpi_in(divisor, MIXP_F32), mixpi_tensor_out(t, 0), 1, t->count);
+    k.b_strides[0] = k.b_strides[1] = 0;
     MIXPI_TRY(mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size));
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_BINARY_DIV;
-    k.rank = 1;
-    k.shape[0] = t->count;
-    k.a = mixpi_in(sum, MIXP_F32);
-    k.a_strides[0] = 1;
-    k.b = mixpi_in(divisor, MIXP_F32);
-    k.y = mixpi_tensor_out(t, 0);
     return mixpi_note_failure(
         ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
 }

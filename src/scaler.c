@@ -440,27 +440,22 @@ static mixp_result mixpi_scaled_entropy_infer(mixp_call *c) {
 
 /* Multiplies the plain loss by its share, and makes the scaled loss from it. */
 static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_entropy *a) {
+    const mixp_in loss = mixpi_tensor_in(c->saved[2]);
     mixp_scale_by_args s;
-    mixp_unary_args u;
-    mixp_result r = MIXP_OK;
 
     /* The loss's share of a batch in parts. */
-    memset(&u, 0, sizeof u);
-    u.op = MIXP_UNARY_SCALE;
-    u.p = a->k.share;
-    u.n = 1;
-    u.a = mixpi_tensor_in(c->saved[2]);
-    u.y = mixpi_tensor_out(c->saved[2], 0);
-    if (a->k.share != 1.0f) r = MIXPI_RUN(c, unary, &u);
+    const mixp_unary_args u =
+        mixpi_unary_of(MIXP_UNARY_SCALE, a->k.share, loss, mixpi_tensor_out(c->saved[2], 0), 1);
+    if (a->k.share != 1.0f) MIXPI_TRY(MIXPI_RUN(c, unary, &u));
 
     /* Times the scale. */
     memset(&s, 0, sizeof s);
     s.n = 1;
     s.factor = a->k.scale;
     s.bad = mixpi_loss_bad(a->scaler);
-    s.a = u.a;
+    s.a = loss;
     s.y = mixpi_call_y(c);
-    return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
+    return MIXPI_RUN(c, scale_by, &s);
 }
 
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {

@@ -260,9 +260,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
-    mixp_context *of = what ? what->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_checkpoint_save(path, what));
+    MIXPI_RETURN_INSIDE(what ? what->ctx : NULL, mixpi_do_checkpoint_save(path, what));
 }
 
 /* --- checkpoints: loading ------------------------------------------------------------------- */
@@ -761,7 +759,5 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what) {
-    mixp_context *of = what ? what->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_checkpoint_load(path, what));
+    MIXPI_RETURN_INSIDE(what ? what->ctx : NULL, mixpi_do_checkpoint_load(path, what));
 }

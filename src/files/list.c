@@ -146,6 +146,18 @@ static int mixpi_is_of_group(mixpi_owner owner) {
     return owner == MIXPI_OF_GROUP || owner == MIXPI_OF_ADAGRAD || owner == MIXPI_OF_NADAM;
 }
 
+/* An item of n elements. */
+static mixpi_state_item mixpi_state_array(mixp_dtype dtype, int64_t n, void *memory) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = dtype;
+    item.e.rank = 1;
+    item.e.shape[0] = n;
+    item.e.bytes = (size_t)n * mixp_dtype_size(dtype);
+    item.memory = memory;
+    return item;
+}
+
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
@@ -176,13 +188,10 @@ static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtyp
 
 /* A value of the caller: a scalar if it has one element, otherwise a vector. */
 static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
-    item.e.dtype = value->dtype;
-    item.e.rank = value->count > 1;
-    item.e.shape[0] = value->count > 1 ? value->count : 0;
-    item.e.bytes = (size_t)value->count * mixp_dtype_size(value->dtype);
-    item.memory = value->data;
+    mixpi_state_item item = mixpi_state_array(value->dtype, value->count, value->data);
+    if (value->count > 1) return item;
+    item.e.rank = 0;
+    item.e.shape[0] = 0;
     return item;
 }
 
@@ -214,13 +223,7 @@ static void mixpi_state_add_fields(
 
 /* The scales of a moment that is stored in blocks. */
 static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *scales) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
-    item.e.dtype = MIXP_F8_E8M0;
-    item.e.rank = 1;
-    item.e.shape[0] = mixpi_state_blocks(row);
-    item.e.bytes = (size_t)item.e.shape[0];
-    item.memory = scales;
+    mixpi_state_item item = mixpi_state_array(MIXP_F8_E8M0, mixpi_state_blocks(row), scales);
     item.on_device = 1;
     return item;
 }
@@ -323,15 +326,9 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
 
 /* The state of delayed scaling: two tensors for each weight. */
 static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = mixpi_state_array(MIXP_F32, MIXPI_ROLES, scaled->scales);
     item.optional = 1;
     item.on_device = 1;
-    item.e.dtype = MIXP_F32;
-    item.e.rank = 1;
-    item.e.shape[0] = MIXPI_ROLES;
-    item.e.bytes = MIXPI_ROLES * sizeof *scaled->scales;
-    item.memory = scaled->scales;
     item.must = MIXPI_ABOVE_0;
     mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);
     item.e.rank = 2;

@@ -209,8 +209,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(
 
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(
     const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_checkpoint_load_weights(path, ctx, desc));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_checkpoint_load_weights(path, ctx, desc));
 }
 
 static mixp_result mixpi_do_checkpoint_save_weights(
@@ -243,8 +242,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(
 
 MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(
     const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_checkpoint_save_weights(path, ctx, desc));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_checkpoint_save_weights(path, ctx, desc));
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx) {

@@ -116,14 +116,11 @@ typedef struct mixpi_deviation { mixp_binary_args k; int dim; } mixpi_deviation;
 
 /* Sets saved 2 to saved 0 where that is finite, otherwise to 0: 0 m + 1 is a mask of the finite. */
 static mixp_result mixpi_finite_or_0(mixp_call *c) {
-    mixp_unary_args mask;
+    const mixp_tensor *means = c->saved[0];
+    mixp_unary_args mask = mixpi_unary_of(MIXP_UNARY_AFFINE, 0.0f, mixpi_tensor_in(means),
+        mixpi_tensor_out(c->saved[1], 0), means->count);
     mixp_where_args k;
-    memset(&mask, 0, sizeof mask);
-    mask.op = MIXP_UNARY_AFFINE;
     mask.q = 1.0f;
-    mask.n = c->saved[0]->count;
-    mask.a = mixpi_tensor_in(c->saved[0]);
-    mask.y = mixpi_tensor_out(c->saved[1], 0);
     MIXPI_TRY(MIXPI_RUN(c, unary, &mask));
 
     /* An element of 1 chooses saved 0; there is no b, so that others become 0. */
@@ -150,14 +147,9 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
         if (!mixp_call_save(c, i, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
 
     /* The mean of the deviations, where it is finite, ... */
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
+    mixp_reduce_args k = mixpi_reduce_of(mixpi_tensor_in(c->out), to.n, to.inner,
+        1.0 / (double)to.n, mixpi_tensor_out(c->saved[0], 0));
     k.outer = to.outer;
-    k.n = to.n;
-    k.inner = to.inner;
-    k.factor = (float)(1.0 / (double)to.n);
-    k.a = mixpi_tensor_in(c->out);
-    k.y = mixpi_tensor_out(c->saved[0], 0);
     mixp_result r = MIXPI_RUN(c, reduce, &k);
     if (r == MIXP_OK) r = mixpi_finite_or_0(c);
 

@@ -65,16 +65,10 @@ static mixp_result mixpi_class_weights_infer(mixp_call *c) {
 static mixp_result mixpi_class_weights_forward(mixp_call *c) {
     const int64_t classes = c->in[0]->count;
     float *to = (float *)c->out->data;
-    mixp_reduce_args k;
-    mixp_result r =
-        mixpi_convert_to(c->ctx, mixpi_out_to(to, MIXP_F32, 0), mixpi_call_x(c, 0), classes);
-    memset(&k, 0, sizeof k);
-    k.outer = k.inner = 1;
-    k.n = classes;
-    k.factor = (float)(1.0 / (double)classes);
-    k.a = mixpi_in(to, MIXP_F32);
-    k.y = mixpi_out_to(to + classes, MIXP_F32, 0);
-    return r == MIXP_OK ? MIXPI_RUN(c, reduce, &k) : r;
+    const mixp_reduce_args k = mixpi_reduce_of(mixpi_in(to, MIXP_F32), classes, 1,
+        1.0 / (double)classes, mixpi_out_to(to + classes, MIXP_F32, 0));
+    MIXPI_TRY(mixpi_convert_to(c->ctx, mixpi_out_to(to, MIXP_F32, 0), mixpi_call_x(c, 0), classes));
+    return MIXPI_RUN(c, reduce, &k);
 }
 
 /* The array of weights that the kernels of cross entropy read. It is f32, in a tensor of i32, so

@@ -334,16 +334,9 @@ static mixp_result mixpi_chunked_dw(mixp_call *c, const mixpi_chunked_walk *s, i
 
 /* Adds the chunk's part of the bias gradient. */
 static mixp_result mixpi_chunked_db(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
-    mixp_reduce_args k;
-    if (!s->db.data) return MIXP_OK;
-    memset(&k, 0, sizeof k);
-    k.outer = 1;
-    k.n = mixpi_chunked_rows(s->h, first);
-    k.inner = s->h->loss.k.cols;
-    k.factor = 1.0f;
-    k.a = mixpi_tensor_in(s->dlogits);
-    k.y = s->db;
-    return MIXPI_RUN(c, reduce, &k);
+    const mixp_reduce_args k = mixpi_reduce_of(mixpi_tensor_in(s->dlogits),
+        mixpi_chunked_rows(s->h, first), s->h->loss.k.cols, 1.0, s->db);
+    return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
 }
 
 static mixp_result mixpi_chunked_walk_rows(mixp_call *c, mixpi_chunked_walk s) {
@@ -499,13 +492,8 @@ static mixp_result mixpi_loss_back_each(mixp_call *c, mixp_loss_backward_args k)
     if (r == MIXP_OK) r = MIXPI_RUN(c, loss_backward, &k);
 
     /* Backward of a product multiplies them by the gradients, and adds to da. */
-    mixp_binary_args times;
-    memset(&times, 0, sizeof times);
-    times.op = MIXP_BINARY_MUL;
-    times.rank = 1;
-    times.shape[0] = k.n;
-    times.a_strides[0] = times.b_strides[0] = 1;
-    times.a = times.b = mixpi_tensor_in(slopes);
+    const mixp_in slope = mixpi_tensor_in(slopes);
+    mixp_binary_args times = mixpi_binary_of(MIXP_BINARY_MUL, slope, slope, da, 1, k.n);
     times.dy = mixpi_call_dy(c);
     times.dx = da;
     if (r == MIXP_OK) r = MIXPI_RUN(c, binary_backward, &times);

@@ -343,14 +343,7 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
 /* The gradient of a bias, which every row adds: the sum over the rows of dy. */
 static mixp_result mixpi_product_dbias(
     mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int bias) {
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
-    k.outer = 1;
-    k.n = g->m;
-    k.inner = g->n;
-    k.factor = 1.0f;
-    k.a = dy;
-    k.y = mixpi_call_dx(c, bias);
+    const mixp_reduce_args k = mixpi_reduce_of(dy, g->m, g->n, 1.0, mixpi_call_dx(c, bias));
     return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
 }
 

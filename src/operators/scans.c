@@ -58,15 +58,8 @@ static mixp_result mixpi_prod_infer(mixp_call *c) {
 /* y = a * b, n numbers of f32. */
 static mixp_result mixpi_prod_times(
     mixp_call *c, const float *a, const float *b, float *y, int64_t n) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_BINARY_MUL;
-    k.rank = 1;
-    k.shape[0] = n;
-    k.a_strides[0] = k.b_strides[0] = 1;
-    k.a = mixpi_in(a, MIXP_F32);
-    k.b = mixpi_in(b, MIXP_F32);
-    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    const mixp_binary_args k = mixpi_binary_of(MIXP_BINARY_MUL, mixpi_in(a, MIXP_F32),
+        mixpi_in(b, MIXP_F32), mixpi_out_to(y, MIXP_F32, 0), 1, n);
     return MIXPI_RUN(c, binary, &k);
 }
 

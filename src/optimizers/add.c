@@ -46,9 +46,7 @@ static mixp_result mixpi_do_optimizer_add(
 
 MIXPREC_API mixp_result mixp_optimizer_add(
     mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_add(opt, param, grad));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_add(opt, param, grad));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern) {

@@ -10,16 +10,10 @@
  * division, because a factor of 1 / 7 would change a number that is the same on 7 ranks. */
 static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *divisor) {
     mixp_context *ctx = t->ctx;
-    mixp_binary_args k;
+    mixp_binary_args k = mixpi_binary_of(MIXP_BINARY_DIV, mixpi_in(sum, MIXP_F32),
+        mixpi_in(divisor, MIXP_F32), mixpi_tensor_out(t, 0), 1, t->count);
+    k.b_strides[0] = k.b_strides[1] = 0;
     MIXPI_TRY(mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size));
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_BINARY_DIV;
-    k.rank = 1;
-    k.shape[0] = t->count;
-    k.a = mixpi_in(sum, MIXP_F32);
-    k.a_strides[0] = 1;
-    k.b = mixpi_in(divisor, MIXP_F32);
-    k.y = mixpi_tensor_out(t, 0);
     return mixpi_note_failure(
         ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
 }

@@ -450,19 +450,9 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
 /* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */
 static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mixp_binary op,
     mixp_in t, mixp_in b, int down, mixp_out y) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = op;
-    k.rank = 2;
-    k.shape[0] = g->m;
-    k.shape[1] = g->n;
-    k.a = t;
-    k.b = b;
-    k.a_strides[0] = g->n;
-    k.a_strides[1] = 1;
+    mixp_binary_args k = mixpi_binary_of(op, t, b, y, g->m, g->n);
     k.b_strides[0] = !down;
     k.b_strides[1] = down;
-    k.y = y;
     return MIXPI_RUN(c, binary, &k);
 }
 

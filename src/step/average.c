@@ -87,9 +87,7 @@ static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay)
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_set_ema(opt, decay));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_set_ema(opt, decay));
 }
 
 /* Can the averages be put in, or taken out? */
@@ -166,7 +164,5 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
 }
 
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_swap_ema(opt));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_swap_ema(opt));
 }

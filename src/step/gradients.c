@@ -69,13 +69,9 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) {
         const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
-        mixp_look_args k;
         if (!row->active) continue;
-        memset(&k, 0, sizeof k);
-        k.n = row->count;
-        k.x = mixpi_in(row->grad, row->grad_dtype);
-        k.low = mixpi_row_low(row);
-        k.row = &opt->tally[i].look;
+        mixp_look_args k = mixpi_look_at(mixpi_in(row->grad, row->grad_dtype), row->count,
+            mixpi_row_low(row), &opt->tally[i].look);
         k.exponents = opt->tally[i].exponents;
         r = MIXPI_STEP_RUN(opt, look, &k);
     }

@@ -19,13 +19,8 @@ static mixp_gemm_args mixpi_muon_gemm(int64_t m, int64_t n, int64_t k, double al
 /* sum = factor * a, n elements. A product is then added to sum. */
 static mixp_result mixpi_muon_begin_sum(
     mixp_optimizer *o, float *sum, mixp_out a, int64_t n, double factor) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_SCALE;
-    k.p = (float)factor;
-    k.n = n;
-    k.a = mixpi_in(a.data, a.dtype);
-    k.y = mixpi_out_to(sum, MIXP_F32, 0);
+    const mixp_unary_args k = mixpi_unary_of(MIXP_UNARY_SCALE, (float)factor,
+        mixpi_in(a.data, a.dtype), mixpi_out_to(sum, MIXP_F32, 0), n);
     return MIXPI_STEP_RUN(o, unary, &k);
 }
 

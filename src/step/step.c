@@ -218,9 +218,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
 }
 
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_clip_grad_norm(opt, max_norm));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_clip_grad_norm(opt, max_norm));
 }
 
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
@@ -238,9 +236,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_step(opt));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_step(opt));
 }
 
 /* --- stepping with a scaler ---------------------------------------------------------------- */
@@ -317,9 +313,7 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
 }
 
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixp_context *of = scaler ? scaler->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_scaler_unscale(scaler, opt));
+    MIXPI_RETURN_INSIDE(scaler ? scaler->ctx : NULL, mixpi_do_scaler_unscale(scaler, opt));
 }
 
 static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
@@ -347,9 +341,7 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
 }
 
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixp_context *of = scaler ? scaler->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_scaler_step(scaler, opt));
+    MIXPI_RETURN_INSIDE(scaler ? scaler->ctx : NULL, mixpi_do_scaler_step(scaler, opt));
 }
 
 /* --- the verdict, and the update ------------------------------------------------------------ */
@@ -508,9 +500,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
-    mixp_context *of = scaler ? scaler->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_scaler_update(scaler));
+    MIXPI_RETURN_INSIDE(scaler ? scaler->ctx : NULL, mixpi_do_scaler_update(scaler));
 }
 
 /* --- freeing -------------------------------------------------------------------------------- */

@@ -80,6 +80,14 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     return r;
 }
 
+/* The body of a public function that enters `ctx`, which may be NULL, for one call. */
+#define MIXPI_RETURN_INSIDE(ctx, call) \
+    do { \
+        mixp_context *const mixpi_of = (ctx); \
+        const int mixpi_before = mixpi_enter(mixpi_of); \
+        return mixpi_leave(mixpi_of, mixpi_before, (call)); \
+    } while (0)
+
 MIXPREC_API mixp_result mixp_context_fail(
     mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;

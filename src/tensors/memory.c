@@ -146,6 +146,60 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     return mixpi_note_failure(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
 }
 
+/* The arguments of kernels over dense arrays, other fields 0. A look at x[n]: */
+static mixp_look_args mixpi_look_at(mixp_in x, int64_t n, mixp_dtype low, mixp_look *row) {
+    mixp_look_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.x = x;
+    k.low = low;
+    k.row = row;
+    return k;
+}
+
+/* y = op(a) with the parameter p, n elements. */
+static mixp_unary_args mixpi_unary_of(mixp_unary op, float p, mixp_in a, mixp_out y, int64_t n) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.p = p;
+    k.n = n;
+    k.a = a;
+    k.y = y;
+    return k;
+}
+
+/* y = a op b, rows by cols. */
+static mixp_binary_args mixpi_binary_of(
+    mixp_binary op, mixp_in a, mixp_in b, mixp_out y, int64_t rows, int64_t cols) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.rank = 2;
+    k.shape[0] = rows;
+    k.shape[1] = cols;
+    k.a_strides[0] = k.b_strides[0] = cols;
+    k.a_strides[1] = k.b_strides[1] = 1;
+    k.a = a;
+    k.b = b;
+    k.y = y;
+    return k;
+}
+
+/* y[cols] = factor times the sums of the columns of a[n, cols]. */
+static mixp_reduce_args mixpi_reduce_of(
+    mixp_in a, int64_t n, int64_t cols, double factor, mixp_out y) {
+    mixp_reduce_args k;
+    memset(&k, 0, sizeof k);
+    k.outer = 1;
+    k.n = n;
+    k.inner = cols;
+    k.factor = (float)factor;
+    k.a = a;
+    k.y = y;
+    return k;
+}
+
 /* Bytes of t's data. */
 static size_t mixpi_bytes(const mixp_tensor *t) {
     return (size_t)t->count * mixp_dtype_size(t->dtype);

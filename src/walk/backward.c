@@ -94,6 +94,5 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
 }
 
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_backward(ctx, loss));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_backward(ctx, loss));
 }

@@ -104,7 +104,5 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
     int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(
-        ctx, before, mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }

@@ -23,14 +23,9 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
     mixpi_arena *a = &ctx->memory.dev;
     const int far = ctx->device->download != NULL;
     mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
-    mixp_look_args k;
+    const mixp_look_args k = mixpi_look_at(mixpi_tensor_in(g), g->count, MIXP_F16, row);
     if (!row) return MIXP_ERR_MEMORY;
     MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
-    memset(&k, 0, sizeof k);
-    k.n = g->count;
-    k.x = mixpi_tensor_in(g);
-    k.low = MIXP_F16;
-    k.row = row;
     mixp_result r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     if (!far) return r;
     if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);

@@ -152,8 +152,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
 }
 
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_guard_start(ctx, desc));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_guard_start(ctx, desc));
 }
 
 /* Starts the guard unless it was started before. */

@@ -41,12 +41,7 @@ static int mixpi_site_is(const mixpi_site *site, int traits) {
 static mixp_result mixpi_look_now(
     const mixp_tensor *t, mixp_dtype low, mixp_look *row, mixp_look *found) {
     mixp_context *ctx = t->ctx;
-    mixp_look_args k;
-    memset(&k, 0, sizeof k);
-    k.n = t->count;
-    k.x = mixpi_tensor_in(t);
-    k.low = low;
-    k.row = row;
+    const mixp_look_args k = mixpi_look_at(mixpi_tensor_in(t), t->count, low, row);
     MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
     MIXPI_TRY(mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k)));
     return mixpi_download(ctx, found, row, sizeof *found);

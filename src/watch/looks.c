@@ -19,13 +19,9 @@ static mixp_dtype mixpi_look_low(const mixpi_site *site) {
 static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t) {
     const int is_grad = which == MIXPI_LOOK_GRAD || which == MIXPI_LOOK_LEAF;
     const int total = mixpi_is_low(t->dtype) ? MIXPI_ROW_NARROW : MIXPI_ROW_WIDE;
-    mixp_look_args k;
     if (mixpi_rows_reach(ctx, number) != MIXP_OK) return MIXP_ERR_MEMORY;
-    memset(&k, 0, sizeof k);
-    k.n = t->count;
-    k.x = mixpi_tensor_in(t);
-    k.low = mixpi_look_low(mixpi_site_at(ctx, number));
-    k.row = mixpi_look_row(ctx->watch, number, which);
+    mixp_look_args k = mixpi_look_at(mixpi_tensor_in(t), t->count,
+        mixpi_look_low(mixpi_site_at(ctx, number)), mixpi_look_row(ctx->watch, number, which));
     k.total = is_grad ? &ctx->watch->rows[total] : NULL;
     return mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
@@ -99,14 +95,10 @@ static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *g
 /* x where x is above 0, else 0, in an array of the arena; NULL: an error, in *r. */
 static mixp_tensor *mixpi_above_zero(mixp_context *ctx, const mixp_tensor *x, mixp_result *r) {
     mixp_tensor *y = mixp_activation(ctx, MIXP_F32, x->rank, x->shape);
-    mixp_unary_args k;
     *r = MIXP_ERR_MEMORY;
     if (!y) return NULL;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_RELU;
-    k.n = x->count;
-    k.a = mixpi_tensor_in(x);
-    k.y = mixpi_tensor_out(y, 0);
+    const mixp_unary_args k =
+        mixpi_unary_of(MIXP_UNARY_RELU, 0.0f, mixpi_tensor_in(x), mixpi_tensor_out(y, 0), x->count);
     *r = mixpi_note_failure(ctx, "look", ctx->device->kernels->unary(&ctx->exec, &k));
     return y;
 }

@@ -43,6 +43,5 @@ static mixp_result mixpi_do_observe(
 
 MIXPREC_API mixp_result mixp_observe(
     mixp_context *ctx, const mixp_observer *observer, mixp_observer *before) {
-    const int entered = mixpi_enter(ctx);
-    return mixpi_leave(ctx, entered, mixpi_do_observe(ctx, observer, before));
+    MIXPI_RETURN_INSIDE(ctx, mixpi_do_observe(ctx, observer, before));
 }

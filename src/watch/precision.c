@@ -21,31 +21,15 @@ enum {
 /* y = a op b, rows by cols. repeats: b is one row for all rows. */
 static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b, int64_t rows,
     int64_t cols, int repeats, float *y) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = op;
-    k.rank = 2;
-    k.shape[0] = rows;
-    k.shape[1] = cols;
-    k.a = a;
-    k.b = b;
-    k.a_strides[0] = cols;
-    k.b_strides[0] = repeats ? 0 : cols;
-    k.a_strides[1] = k.b_strides[1] = 1;
-    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    mixp_binary_args k = mixpi_binary_of(op, a, b, mixpi_out_to(y, MIXP_F32, 0), rows, cols);
+    if (repeats) k.b_strides[0] = 0;
     return ctx->device->kernels->binary(&ctx->exec, &k);
 }
 
 /* y[cols] = the column means of x[n, cols]. */
 static mixp_result mixpi_means(mixp_context *ctx, mixp_in x, int64_t n, int64_t cols, float *y) {
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
-    k.outer = 1;
-    k.n = n;
-    k.inner = cols;
-    k.factor = (float)(1.0 / (double)n);
-    k.a = x;
-    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    const mixp_out to = mixpi_out_to(y, MIXP_F32, 0);
+    const mixp_reduce_args k = mixpi_reduce_of(x, n, cols, 1.0 / (double)n, to);
     return ctx->device->kernels->reduce(&ctx->exec, &k);
 }
 

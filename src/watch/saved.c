@@ -103,17 +103,11 @@ static const mixpi_field mixpi_guard_fields[] = {
 MIXPI_SELDOM
 static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
-    mixpi_state_item item;
     if (!mixpi_guard_was_on(w)) return 0;
 
     /* Which sites, by the hash of their names. */
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = mixpi_state_array(MIXP_I64, w->packed, w->hashes);
     item.optional = 1;
-    item.e.dtype = MIXP_I64;
-    item.e.rank = 1;
-    item.e.shape[0] = w->packed;
-    item.e.bytes = (size_t)w->packed * sizeof *w->hashes;
-    item.memory = w->hashes;
     mixpi_state_add(s, item, "mixprec.guard.sites");
 
     /* Write whether each stores f32, and since when. */
