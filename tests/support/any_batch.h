@@ -167,6 +167,7 @@ static mixp_tensor *ab_rope(ab_net *n, int interleaved) {
     memset(&d, 0, sizeof d);
     d.head_dim = AB_WIDTH / AB_HEADS;
     d.interleaved = interleaved;
+    d.base = interleaved ? 500.0 : 0.0;
     d.first = n->part.t;
     return mixp_rope(n->ctx, n->x, &d);
 }
@@ -197,6 +198,7 @@ static mixp_tensor *ab_attend(ab_net *n, int kv_heads, int causal, float softcap
     d.causal = causal;
     d.past = n->part.t;
     d.softcap = softcap;
+    d.scale = softcap > 0.0f ? 0.25f : 0.0f;
     for (int64_t t = 0; mask && t < n->part.nt; t++)
         memcpy(scores + t * keys, ab_scores + (n->part.t + t) * AB_TIME, (size_t)keys * sizeof *scores);
     if (mask) d.mask = mixp_input(n->ctx, MIXP_F32, 2, shape, scores);

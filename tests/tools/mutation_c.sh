@@ -166,9 +166,12 @@ plant override           drop    autocast    test_banned_and_override
 plant mark_mixed         drop    step        test_two_scales_in_one_sum
 plant double_backward    logic   operators   test_no_double_backward
 plant checker_worst      drop    operators   test_own_operator_and_the_checker
-plant embedding_shape    drop    operators   test_gradients
+plant embedding_shape    drop    every_operator every_tangent_and_gradient
 plant dropout_key        zero    operators   test_dropout_is_keyed_and_scaled
 plant reshape_known      logic   operators   test_bad_inputs_name_the_rule
+plant tangent_l1         never   every_operator every_tangent_and_gradient
+plant tangent_target     never   every_operator every_tangent_and_gradient
+plant traits_shrink      no      guard_traits the_list_has_its_traits
 plant concat_others      logic   operators   test_gradients
 plant concat_first       drop    operators   test_gradients
 plant kept_grad          logic   operators   test_a_kept_gradient_is_not_handed_on

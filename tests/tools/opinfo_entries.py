@@ -17,7 +17,6 @@ NOT_THERE = {
     "kthvalue": "mixp_sort, then mixp_slice",
     "nn.functional.bilinear": "two products; rare",
     "nn.functional.triplet_margin_with_distance_loss": "a function as an argument",
-    "nn.functional.celu": "mixp_elu of x / alpha",
 }
 
 
@@ -200,11 +199,8 @@ def clamp_max(m, x, high):
 def clamp(m, x, min=None, max=None):
     if not is_tensor(min) and not is_tensor(max):
         return m.clamp(x, -math.inf if min is None else number(min), math.inf if max is None else number(max))
-    for bound, beyond in ((min, m.lt), (max, m.gt)):    # at a bound the gradient is x's alone: mixp_maximum shares it
-        if bound is not None:
-            x, bound = pair(m, x, bound)
-            nan = m.ne(bound, bound)
-            x = m.where(nan, m.detach(bound), m.where(beyond(x, bound), bound, x))
+    for bound, beside in ((min, clamp_min), (max, clamp_max)):
+        x = x if bound is None else beside(m, x, bound)
     return x
 
 
@@ -256,6 +252,7 @@ entry("rsqrt")(lambda m, x: m.reciprocal(m.sqrt(x)) if x.dtype == m.lib.MIXP_F32
 entry("nn.functional.gelu")(lambda m, x, approximate="none": m.gelu_tanh(x) if approximate == "tanh" else m.gelu(x))
 entry("nn.functional.leaky_relu")(lambda m, x, negative_slope=0.01: m.leaky_relu(x, negative_slope))
 entry("nn.functional.elu")(lambda m, x, alpha=1.0: m.elu(x, alpha))
+entry("nn.functional.celu")(lambda m, x, alpha=1.0: wide(m, x, lambda t: scaled(m, m.elu(scaled(m, t, 1 / alpha), 1.0), alpha)))
 entry("nn.functional.relu6")(lambda m, x: m.clamp(x, 0.0, 6.0))
 entry("nn.functional.logsigmoid")(lambda m, x: m.neg(m.softplus(m.neg(x), 1.0)))
 entry("nn.functional.mish")(lambda m, x: wide(m, x, lambda t: m.mul(t, m.tanh(m.softplus(t, 1.0)))))
@@ -804,6 +801,9 @@ def l1(m, x, y, reduction="mean"):
 
 @entry("nn.functional.smooth_l1_loss")
 def smooth_l1(m, x, y, reduction="mean", beta=1.0):
+    if not beta and reduction == "mean":
+        return m.smooth_l1(x, y, 0.0)
+    # In a description 0 is the default, 1, so a program that sums losses of beta 0 writes l1.
     return loss(m, "SMOOTH_L1", x, y, reduction, bound=beta) if beta else loss(m, "L1", x, y, reduction)
 
 

@@ -242,6 +242,30 @@ check 'a forgotten function is noticed'          forgotten 'no function in src/o
 check 'a forgotten place in the table as well'   forgotten 'not in the table of src/operators.h' 's/ erfinv  / /'
 check "a forgotten name of PyTorch's as well"    forgotten 'not in src/pytorch_names.txt' '/| mixp_erfinv |/d'
 
+# Each function of operators.h that makes a tensor, and each field of its descriptions, is in the lists over which the tests
+# of every operator run: by its name, or a loss by its id. Not random numbers, nor embedding_padded, whose tangent follows
+# the padding row as PyTorch's does.
+with_laws() {
+    awk -v none=' uniform normal bernoulli embedding_padded count dropout grouped ' '
+        FNR == NR || FILENAME ~ /any_batch/ { text = text $0 "\n"; next }
+        match($0, /^MIXPREC_API mixp_tensor \*mixp_[a-z0-9_]+/) {
+            name = substr($0, 31, RLENGTH - 30); functions++
+            if (!index(none, " " name " ") && !index(text, "mixp_" name "(") && !index(text, "MIXP_OP_" toupper(name) ",")) {
+                print name ": no row in tests/support/operators.h"; bad = 1 }
+        }
+        /^typedef struct mixp_[a-z]+_desc/ { desc = 1 }
+        /^} mixp_[a-z]+_desc/ { desc = 0 }
+        desc && match($0, /[a-z_]+;/) {
+            name = substr($0, RSTART, RLENGTH - 1); fields++
+            if (!index(none, " " name " ") && !index(text, "d." name " = ")) {
+                print "field " name ": not set in tests/support/operators.h"; bad = 1 }
+        }
+        END { exit bad || functions < 90 || fields < 15 }' tests/support/operators.h tests/support/any_batch.h "$1"
+}
+check 'each function of tensors, and each field of its options, has its laws' with_laws src/operators.h
+{ cat src/operators.h; echo 'MIXPREC_API mixp_tensor *mixp_lawless(mixp_context *ctx);'; } >"$tmp/lawless.h"
+check 'a function without laws is noticed'       eval '! with_laws "$tmp/lawless.h"'
+
 part() { awk -v name="MIXPREC_VERSION_$1" '$1 == "#define" && $2 == name { print $3 }' mixprec.h; }
 version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
 newest=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
