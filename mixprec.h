@@ -14129,17 +14129,18 @@ typedef struct mixpi_tiles {
     if (tall) DOT(2, 5, 6);                                                               \
     if (tall && wide) DOT(3, 5, 7);
 
-/* A step of a and of b. a is loaded past L1, as in the products that were measured on hardware. */
+/* A step of a and of b. b is loaded past L1: a panel of a meets many panels of b, so it stays in L1.
+ * On an Emerald Rapids this is 2 to 14 % faster than a past L1. */
 #define MIXPI_TILES_STEP_BY(DOT)                                                          \
-    MIXPI_AMX_LOAD_PAST(4, a, row);                                                       \
-    MIXPI_AMX_LOAD(6, b, 64);                                                             \
+    MIXPI_AMX_LOAD(4, a, row);                                                            \
+    MIXPI_AMX_LOAD_PAST(6, b, 64);                                                        \
     DOT(0, 4, 6);                                                                         \
     if (wide) {                                                                           \
-        MIXPI_AMX_LOAD(7, b + 1024, 64);                                                  \
+        MIXPI_AMX_LOAD_PAST(7, b + 1024, 64);                                             \
         DOT(1, 4, 7);                                                                     \
     }                                                                                     \
     if (tall) {                                                                           \
-        MIXPI_AMX_LOAD_PAST(5, a + below, row);                                           \
+        MIXPI_AMX_LOAD(5, a + below, row);                                                \
         DOT(2, 5, 6);                                                                     \
         if (wide) DOT(3, 5, 7);                                                           \
     }
@@ -14426,9 +14427,10 @@ MIXPI_LINKED MIXPI_SELDOM MIXPI_TARGET int MIXPI_P(amx_answers)(int f16) {
 #define MIXPI_TILES_MB    512       /* rows of the largest block, if k takes several passes */
 #define MIXPI_TILES_SUM   1024      /* floats of the sums of one tile                      */
 
-/* Few rows of a: up to 32, or up to 128 that are at most a quarter of k and of n. */
+/* Few rows of a: up to 32, or up to 256 that are at most half of k and of n. On an Emerald Rapids
+ * such products are 1.3 times as fast if exchanged with 64 rows, 1.18 with 128, 1.05 with 256. */
 #define MIXPI_TILES_FEW   32
-#define MIXPI_TILES_FEW_OF_MANY 128
+#define MIXPI_TILES_FEW_OF_MANY 256
 
 typedef struct mixpi_tiles_job {
     mixpi_gemm_job cut;         /* how g's c is cut into blocks, and k into passes         */
@@ -14775,7 +14777,7 @@ static mixp_gemm_args mixpi_tiles_exchanged(const mixp_gemm_args *g) {
 static int mixpi_tiles_exchanges(const mixp_gemm_args *g) {
     if (!g->trans_b) return 0;
     if (g->m <= MIXPI_TILES_FEW) return 1;
-    return g->m <= MIXPI_TILES_FEW_OF_MANY && 4 * g->m <= g->k && 4 * g->m <= g->n;
+    return g->m <= MIXPI_TILES_FEW_OF_MANY && 2 * g->m <= g->k && 2 * g->m <= g->n;
 }
 
 /* Cuts c into blocks and k into passes. set: the shape for `how`. */

@@ -25,9 +25,10 @@
 #define MIXPI_TILES_MB    512       /* rows of the largest block, if k takes several passes */
 #define MIXPI_TILES_SUM   1024      /* floats of the sums of one tile                      */
 
-/* Few rows of a: up to 32, or up to 128 that are at most a quarter of k and of n. */
+/* Few rows of a: up to 32, or up to 256 that are at most half of k and of n. On an Emerald Rapids
+ * such products are 1.3 times as fast if exchanged with 64 rows, 1.18 with 128, 1.05 with 256. */
 #define MIXPI_TILES_FEW   32
-#define MIXPI_TILES_FEW_OF_MANY 128
+#define MIXPI_TILES_FEW_OF_MANY 256
 
 typedef struct mixpi_tiles_job {
     mixpi_gemm_job cut;         /* how g's c is cut into blocks, and k into passes         */
@@ -374,7 +375,7 @@ static mixp_gemm_args mixpi_tiles_exchanged(const mixp_gemm_args *g) {
 static int mixpi_tiles_exchanges(const mixp_gemm_args *g) {
     if (!g->trans_b) return 0;
     if (g->m <= MIXPI_TILES_FEW) return 1;
-    return g->m <= MIXPI_TILES_FEW_OF_MANY && 4 * g->m <= g->k && 4 * g->m <= g->n;
+    return g->m <= MIXPI_TILES_FEW_OF_MANY && 2 * g->m <= g->k && 2 * g->m <= g->n;
 }
 
 /* Cuts c into blocks and k into passes. set: the shape for `how`. */

@@ -1,6 +1,7 @@
 """mixprec beside every peer that is installed: turn by turn, in one process, on the same memory.
 
     python3 peers.py LIBPEERS [convert] [optimizer] [gemm] [attention] [--threads N] [--rounds N] [--millions N]
+                             [--dtypes NAME...]
 
 LIBPEERS is peers.cpp as a shared library (`make bench` builds it). Every row prints the median
 of the rounds with [quartiles], and the ratio of mixprec's speed to the peer's: the median over
@@ -114,13 +115,13 @@ class Tiles:
 
 def turns(contestants, rounds, pause=0.0, tiles=None):
     """Seconds of each contestant in each round, those without (negative) left out, and rounds with
-    a slow turn too. After a pause a contestant wakes its threads first, untimed: that alone can take
+    a slow turn too. Every other round has the opposite order. After a pause a contestant wakes its threads first, untimed: that alone can take
     milliseconds."""
     times = {who: [] for who in contestants}
     slow = {who: [] for who in contestants}
     for turn in range(-1, rounds):  # the first warms up
         took, fast = {}, tiles is None or tiles.fast()
-        for who, work in contestants.items():
+        for who, work in list(contestants.items())[:: -1 if turn % 2 else 1]:
             t = work()
             if pause and t > 0:
                 t = work()
@@ -339,7 +340,7 @@ def gemm(lib, a):
         flops = 2.0 * m * n * k
         repeat = max(1, int(1e10 / flops))
         print(f"  {what} {m} x {n} x {k} {'NT'[ta]}{'NT'[tb]}")
-        for dtype in (F32, F16, BF16):
+        for dtype in [d for d in (F32, F16, BF16) if NAME[d] in a.dtypes]:
             x, y, z = (lib.peer_buffer(SIZE[dtype] * s) for s in (m * k, k * n, m * n))
             c = {
                 "mixprec": lambda: lib.peer_gemm(m, n, k, ta, tb, dtype, x, y, z, repeat, a.threads)
@@ -398,7 +399,7 @@ def attention(lib, a):
     print(f"\nAttention, {a.threads} thread(s), ms. PyTorch: {version()}")
     for b, t, heads, d in ATTENTION:
         n = b * t * heads * d
-        for dtype in (F32, BF16) + ((F16,) if a.f16 else ()):
+        for dtype in [d for d in (F32, BF16, F16) if NAME[d] in a.dtypes and (d != F16 or a.f16)]:
             sizes = [n * SIZE[dtype]] * 8 + [t * t * SIZE[dtype], b * heads * t * 4]
             memory = (ctypes.c_void_p * 10)(*(lib.peer_buffer(size) for size in sizes))
             for kind, what in enumerate(("full", "causal", "a mask [t, t]")):
@@ -474,6 +475,7 @@ def main():
     args.add_argument("--threads", type=int, default=1)
     args.add_argument("--rounds", type=int, default=11)
     args.add_argument("--millions", type=float, default=64, help="elements in memory, in 2^20")
+    args.add_argument("--dtypes", nargs="+", default=["f32", "f16", "bf16"])
     args.add_argument(
         "--f16", action="store_true", help="PyTorch's f16 products and attention too: slow"
     )
