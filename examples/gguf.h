@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Writes mixprec's parameters as f32, f16, bf16 or Q8_0, with any metadata. Reads files whose
- * tensors are f32, f16 or bf16; tensors of other types are listed without their values. Hugging
+ * tensors are f32, f16, bf16 or Q8_0 (gguf_values); tensors of other types are listed without their values. Hugging
  * Face's tensor names of GPT-2 and of Llama-like models are translated to GGUF's. The format is
  * version 3 (docs/gguf.md of the ggml project). Include mixprec.h before this file; plain_file.h lies
  * beside it.
@@ -141,6 +141,7 @@ typedef struct gguf_writer {
     uint64_t       pairs, n; /* of metadata; of tensors */
     int            failed;   /* 1: out of memory, or wrong is set */
     const char    *wrong;    /* about a tensor that was put, or NULL */
+    int (*read)(const mixp_tensor *t, float *to); /* the values of a tensor, in place of mixp_read's; 0: it failed */
 } gguf_writer;
 
 static inline void gguf_bytes(gguf_writer *w, const void *bytes, size_t n) {
@@ -292,14 +293,25 @@ static inline void gguf_quantise(unsigned char *to, const float *from, int64_t c
     }
 }
 
+/* The values of Q8_0, which f32 holds exactly. */
+static inline void gguf_dequantise(float *to, const unsigned char *from, int64_t count) {
+    for (int64_t b = 0; b < count; b += GGUF_BLOCK, from += 2 + GGUF_BLOCK) {
+        mixp_f16 half;
+        float    scale;
+        memcpy(&half.bits, from, 2);
+        scale = mixp_f32_from_f16(half);
+        for (int i = 0; i < GGUF_BLOCK; i++) to[b + i] = scale * (float)(signed char)from[2 + i];
+    }
+}
+
 /* Writes one tensor and the zeros behind it. Returns 0 on failure. */
-static inline int gguf_write_tensor(FILE *f, const gguf_tensor *t, float *spare,
+static inline int gguf_write_tensor(const gguf_writer *w, FILE *f, const gguf_tensor *t, float *spare,
                                     unsigned char *bytes) {
     static const char  zeros[GGUF_ALIGN] = { 0 };
     const mixp_tensor *v = t->values;
     const float       *floats = t->floats ? t->floats : spare;
     size_t size = gguf_size(t->type, t->count), pad = (size_t)(gguf_padded(size) - size);
-    if (v && mixp_read(v, spare, MIXP_F32, v->count) != MIXP_OK) return 0;
+    if (v && !(w->read ? w->read(v, spare) : mixp_read(v, spare, MIXP_F32, v->count) == MIXP_OK)) return 0;
     if (v && t->heads) {
         gguf_turn(spare + t->count, spare, v->shape[0], v->count / v->shape[0], t->heads);
         floats = spare + t->count;
@@ -346,7 +358,7 @@ static inline int gguf_write_all(gguf_writer *w, FILE *f) {
            fwrite(&w->n, 8, 1, f) == 1 && fwrite(&w->pairs, 8, 1, f) == 1 &&
            fwrite(w->meta, 1, w->length, f) == w->length && fwrite(zeros, 1, pad, f) == pad;
     for (uint64_t i = 0; good && i < w->n; i++)
-        good = gguf_write_tensor(f, &w->tensors[i], spare, (unsigned char *)(spare + 2 * most));
+        good = gguf_write_tensor(w, f, &w->tensors[i], spare, (unsigned char *)(spare + 2 * most));
     free(spare);
     return good;
 }
@@ -539,7 +551,19 @@ static inline uint64_t gguf_take_info(gguf *g, mixp_st_entry *e, char *name) {
               : type == GGUF_Q8_0          ? "Q8_0"
                                            : "a type with blocks";
     if (e->dtype != MIXP_DTYPE_COUNT) e->bytes = (size_t)count * mixp_dtype_size(e->dtype);
+    else if (type == GGUF_Q8_0 && e->shape[rank - 1] % GGUF_BLOCK == 0) e->bytes = gguf_size(GGUF_Q8_0, (int64_t)count);
+    else if (type == GGUF_Q8_0 && !g->wrong) g->wrong = "rows of Q8_0 do not divide into blocks of 32";
     return gguf_take_number(g, 8);
+}
+
+static inline int gguf_is_q8(const mixp_st_entry *e) { return strcmp(e->type, "Q8_0") == 0; }
+
+/* The values of a tensor that was read, in f32. Returns 0 for a type that has none. */
+static inline int gguf_values(const mixp_st_entry *e, float *to, int64_t count) {
+    if (gguf_is_q8(e)) gguf_dequantise(to, (const unsigned char *)e->data, count);
+    else if (e->dtype == MIXP_DTYPE_COUNT) return 0;
+    else mixp_convert(to, MIXP_F32, e->data, e->dtype, count);
+    return 1;
 }
 
 static inline int gguf_by_name(const void *a, const void *b) {

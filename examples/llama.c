@@ -49,7 +49,7 @@ static struct model {
     mixp_context   *ctx;
     mixp_optimizer *adamw;
     mixp_scaler    *scaler;
-    mixp_dtype      dtype, stored; /* of products; of the weights in the file */
+    mixp_dtype      dtype; /* of products */
     mixp_tensor    *tokens, *norm, *head;
     block          *blocks;
     float           lora_scale;
@@ -83,7 +83,7 @@ static void load_block(block *b, int64_t i, mixp_dtype dtype) {
     b->norm2 = load_part(i, "post_attention_layernorm", "weight", MIXP_F32, w, 0);
     for (int k = 0; k < LINEARS; k++) {
         b->linear[k].w = load_part(i, linear_names[k], "weight", dtype, shape[k][0], shape[k][1]);
-        if (k <= O ? cfg.attention_bias : cfg.mlp_bias)
+        if (k < O ? cfg.attention_bias : k == O ? cfg.out_bias : cfg.mlp_bias)
             b->linear[k].bias = load_part(i, linear_names[k], "bias", MIXP_F32, shape[k][0], 0);
     }
 }
@@ -367,11 +367,12 @@ static void sample(const char *when) {
 /* ---- Main ------------------------------------------------------------------------------ */
 
 /* With LoRA, saves only the adapters; with --merge 1, the weights to which the adapters were added. A GGUF file always
- * holds these sums. */
+ * holds these sums, of the values of the model's own files. */
 static void save(void) {
     int whole = saves_whole();
     if (opt.out && !whole) save_adapters(opt.out);
-    if (m.rank && (whole || opt.gguf)) merge_adapters();
+    if (m.rank && opt.out && whole) say_rounding("--out", -1);
+    if (m.rank && opt.gguf) say_rounding("--gguf", gguf_type_of_model());
     if (opt.out && whole) save_model(opt.out);
     if (opt.gguf) save_gguf(opt.gguf);
 }

@@ -7,8 +7,7 @@
 #ifndef TRAINER_CONFIG_H
 #define TRAINER_CONFIG_H
 
-#include "../gguf.h"
-#include "json_file.h"
+#include "known_keys.h"
 #include "options.h"
 
 /* The values used from a config.json. A model's vocabulary is that of its own data. */
@@ -182,6 +181,12 @@ static const char *gpt2_activation(const char *path, const char *root) {
     return "gelu";
 }
 
+/* The keys of a GPT-2 that are read here, and those that change only the training, or the sums of other programs. */
+#define GPT2_KEYS                                                                                     \
+    "n_layer n_head n_embd n_positions n_ctx n_inner vocab_size activation_function vocabulary "      \
+    "layer_norm_epsilon scale_attn_weights scale_attn_by_inverse_layer_idx tie_word_embeddings "      \
+    "embd_pdrop resid_pdrop attn_pdrop reorder_and_upcast_attn summary_*"
+
 /* Reads the sizes of a GPT-2 from the keys of `transformers`. */
 static void apply_gpt2_config(config *c, const char *path) {
     static const char *const keys[][2] = {{"n_layer", "layers"}, {"n_head", "heads"},
@@ -190,6 +195,7 @@ static void apply_gpt2_config(config *c, const char *path) {
     char        value[600];
     const char *root;
     char       *text = read_json(path, 1 << 20, "", &root);
+    check_keys(path, root, COMMON_CONFIG, GPT2_KEYS);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (!json_text(json_find(root, keys[i][0]), value, sizeof value))
             die(1, "%s has no %s: take the one that belongs to the weights", path, keys[i][0]);
@@ -199,6 +205,8 @@ static void apply_gpt2_config(config *c, const char *path) {
     set_by_name(c, "activation", gpt2_activation(path, root));
     if (json_text(json_find(root, "tie_word_embeddings"), value, sizeof value) && strcmp(value, "false") == 0)
         set_by_name(c, "head", "own");
+    snprintf(value, sizeof value, "%lld", 4 * (long long)c->width);
+    need_gpt2(path, root, "n_inner", value);
     need_gpt2(path, root, "layer_norm_epsilon", "1e-5");
     need_gpt2(path, root, "scale_attn_weights", "true");
     need_gpt2(path, root, "scale_attn_by_inverse_layer_idx", "false");
@@ -226,6 +234,9 @@ static void apply_gguf(config *c, const char *path) {
     gguf                *g = read_gguf(path);
     const mixp_st_entry *tokens = gguf_find(g, "token_embd.weight");
     double               eps = gguf_number(g, "gpt2.attention.layer_norm_epsilon", 1e-5);
+    check_gguf_keys(path, g, "gpt2",
+                    "context_length embedding_length feed_forward_length block_count attention.head_count "
+                    "attention.layer_norm_epsilon vocab_size");
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (!gguf_pair_of(g, keys[i][0])) die(1, "%s has no %s", path, keys[i][0]);
         snprintf(value, sizeof value, "%.0f", gguf_number(g, keys[i][0], 0));

@@ -103,7 +103,7 @@ static void gpt2_check(const gpt2_file *f, const gpt *m, const mixp_tensor *t) {
     if (!e)
         die(1, "%s lacks %s, which this model has: check --layers and --bias. The file's first tensor is %s",
             f->path, t->name, gpt2_first(f));
-    if (!is_float(e->dtype))
+    if (!is_float(e->dtype) && !(f->gguf && gguf_is_q8(e)))
         die(1, "%s: %s is of dtype %s, and weights are F32, F16, BF16 or F64", f->path, e->name,
             e->type);
     if (gpt2_fits(f, m, t, e)) return;
@@ -156,7 +156,8 @@ static void gpt2_load(const gpt2_file *f, mixp_tensor *t, const char **wrong) {
     const mixp_st_entry *e = gpt2_find(f, t);
     float *values = (float *)malloc((size_t)t->count * 2 * sizeof *values), *from = values;
     if (!values) { *wrong = "out of memory"; return; }
-    mixp_convert(values, MIXP_F32, e->data, e->dtype, t->count);
+    if (f->gguf) gguf_values(e, values, t->count);
+    else mixp_convert(values, MIXP_F32, e->data, e->dtype, t->count);
     if (f->is_turned && is_linear(t)) {
         from = values + t->count;
         turn(from, values, t->shape[1], t->shape[0]);

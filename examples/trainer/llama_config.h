@@ -1,7 +1,8 @@
 /* llama_config.h - reads the config.json of a Llama-like model: a part of llama.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A key that asks for something else than llama.c computes is refused by its name. The formulas
+ * Llama and Qwen 2, whose queries, keys and values have biases. A key that asks for something else than llama.c
+ * computes, or that llama.c does not know, is refused by its name. The formulas
  * of the scalings of rotary positions are those of the `transformers` library,
  * modeling_rope_utils.py.
  */
@@ -9,7 +10,7 @@
 #define TRAINER_LLAMA_CONFIG_H
 
 #include <math.h>
-#include "json_file.h"
+#include "known_keys.h"
 
 typedef enum rope_kind {
     ROPE_DEFAULT,
@@ -19,13 +20,13 @@ typedef enum rope_kind {
     ROPE_YARN
 } rope_kind;
 
-/* config.json. Where the numbers of rotary positions stand: in rope_parameters, or in older files
- * in rope_scaling. */
+/* config.json. kind: "llama" or "qwen2". Where the numbers of rotary positions stand: in rope_scaling; without it, as
+ * newer programs save them, in rope_parameters. */
 static struct config {
-    char       *path, *text;
+    char       *path, *text, kind[16];
     const char *root, *rope;
     int64_t     layers, heads, kv_heads, head_dim, width, inner, vocab, positions, eos;
-    int         tied, attention_bias, mlp_bias;
+    int         tied, attention_bias, out_bias, mlp_bias; /* biases of q, k, v; of o; of the others */
     double      eps, theta, rope_factor, rope_context,
         rope_scale;                /* rope_scale: yarn's, of sines and cosines */
     double    rope_low, rope_high; /* llama3: frequency factors; yarn: beta_slow, beta_fast */
@@ -69,20 +70,18 @@ static void must_be(const char *path, const char *object, const char *key, const
         only ? only : "no such models");
 }
 
-/* Refuses an object that is not empty. */
-static void must_be_empty(const char *path, const char *object, const char *key) {
-    const char *value = json_find(object, key);
-    if (value && *value == '{' && !json_first(value)) return;
-    must_be(path, object, key, NULL);
-}
-
 static void read_rope(void) {
     static const char *const kinds[] = { "default", "linear", "dynamic", "llama3", "yarn" };
     char                     type[64] = "default";
     const char              *name, *value;
     double                   m, all;
-    cfg.rope = json_find(cfg.root, "rope_parameters");
-    if (!cfg.rope) cfg.rope = json_find(cfg.root, "rope_scaling");
+    cfg.rope = json_find(cfg.root, "rope_scaling");
+    if (!cfg.rope || !json_first(cfg.rope)) cfg.rope = json_find(cfg.root, "rope_parameters");
+    if (cfg.rope)
+        check_keys(cfg.path, cfg.rope,
+                   "rope_type type rope_theta factor partial_rotary_factor original_max_position_embeddings "
+                   "low_freq_factor high_freq_factor beta_slow beta_fast mscale mscale_all_dim attention_factor "
+                   "truncate max_position_embeddings finetuned", "");
     cfg.theta = number_of(cfg.path, cfg.root, "rope_theta", 10000, 1, 1e12);
     cfg.theta = number_of(cfg.path, cfg.rope, "rope_theta", cfg.theta, 1, 1e12);
     name = json_find(cfg.rope, "rope_type") ? "rope_type" : "type";
@@ -94,6 +93,7 @@ static void read_rope(void) {
             "%s: %s of the rotary positions is %s, and this program has default, linear, dynamic, llama3 and yarn",
             cfg.path, name, type);
     must_be(cfg.path, cfg.rope, "partial_rotary_factor", "1");
+    must_be(cfg.path, cfg.root, "partial_rotary_factor", "1");
     cfg.rope_scale = 1;
     if (cfg.rope_kind == ROPE_DEFAULT) return;
     cfg.rope_factor = number_of(cfg.path, cfg.rope, "factor", NAN, 1, 1e6);
@@ -120,15 +120,47 @@ static void read_rope(void) {
     if (value) cfg.rope_scale = number_of(cfg.path, cfg.rope, "attention_factor", 1, 1e-6, 1e6);
 }
 
+/* The keys that read_config reads; of Qwen 2 also those of a window that is not used. */
+#define LLAMA_KEYS                                                                                          \
+    "hidden_act hidden_activation pretraining_tp attention_dropout num_hidden_layers num_attention_heads "  \
+    "num_key_value_heads hidden_size head_dim intermediate_size vocab_size max_position_embeddings "        \
+    "rms_norm_eps tie_word_embeddings rope_theta rope_scaling rope_parameters partial_rotary_factor "       \
+    "original_max_position_embeddings layer_types quantization_config "
+
+/* Each layer must attend to all tokens. */
+static void check_layer_types(void) {
+    const char *list = json_find(cfg.root, "layer_types");
+    char        type[64];
+    if (list && *list != '[') must_be(cfg.path, cfg.root, "layer_types", NULL);
+    for (const char *p = list ? json_first(list) : NULL; p; p = json_next(p))
+        if (json_string(p, type, sizeof type) < 0 || strcmp(type, "full_attention") != 0)
+            die(1, "%s: layer_types has %.40s, and this program has full_attention only", cfg.path, p);
+}
+
+static void read_kind(void) {
+    const char *type = json_find(cfg.root, "model_type");
+    if (!type) die(1, "%s has no model_type: this program reads llama and qwen2 only", cfg.path);
+    if (json_string(type, cfg.kind, sizeof cfg.kind) > 0 && strcmp(cfg.kind, "qwen2") == 0) {
+        check_keys(cfg.path, cfg.root, COMMON_CONFIG,
+                   LLAMA_KEYS "sliding_window max_window_layers"); /* use_sliding_window must be unset */
+        cfg.attention_bias = 1;
+        return;
+    }
+    must_be(cfg.path, cfg.root, "model_type", "llama");
+    check_keys(cfg.path, cfg.root, COMMON_CONFIG, LLAMA_KEYS "attention_bias mlp_bias");
+    cfg.attention_bias = cfg.out_bias = flag_of("attention_bias");
+    cfg.mlp_bias = flag_of("mlp_bias");
+}
+
 static void read_config(void) {
     const char *wrong, *eos;
     cfg.root = json_check(cfg.text, (int64_t)strlen(cfg.text), &wrong);
     if (!cfg.root || *cfg.root != '{')
         die(1, "%s is malformed at \"%.30s\"", cfg.path, cfg.root ? cfg.root : wrong);
-    if (!json_find(cfg.root, "model_type"))
-        die(1, "%s has no model_type: this program reads llama only", cfg.path);
-    must_be(cfg.path, cfg.root, "model_type", "llama");
+    read_kind();
+    check_layer_types();
     must_be(cfg.path, cfg.root, "hidden_act", "silu");
+    must_be(cfg.path, cfg.root, "hidden_activation", "silu");
     must_be(cfg.path, cfg.root, "pretraining_tp", "1");
     must_be(cfg.path, cfg.root, "attention_dropout", "0");
     must_be(cfg.path, cfg.root, "quantization_config", NULL);
@@ -142,8 +174,6 @@ static void read_config(void) {
     cfg.positions = count_of("max_position_embeddings", 2048);
     cfg.eps = number_of(cfg.path, cfg.root, "rms_norm_eps", 1e-6, 0, 1);
     cfg.tied = flag_of("tie_word_embeddings");
-    cfg.attention_bias = flag_of("attention_bias");
-    cfg.mlp_bias = flag_of("mlp_bias");
     eos = json_find(cfg.root, "eos_token_id");
     if (eos && *eos == '[') eos = json_first(eos);
     cfg.eos = json_count(eos);

@@ -38,43 +38,62 @@ static void open_folder(const char *folder) {
     free(file);
 }
 
+/* A key of the metadata of GGUF, which begins with the kind of the model. Valid until the eighth call. */
+static const char *key_of(const char *name) {
+    static char keys[8][64];
+    static int  turn_of;
+    char       *key = keys[turn_of++ % 8];
+    snprintf(key, sizeof keys[0], "%s.%s", cfg.kind, name);
+    return key;
+}
+
+/* The keys that this program reads, or that change nothing. */
+#define GGUF_KEYS                                                                                            \
+    "vocab_size context_length embedding_length block_count feed_forward_length attention.head_count "       \
+    "attention.head_count_kv attention.key_length attention.value_length attention.causal "                  \
+    "attention.layer_norm_rms_epsilon rope.dimension_count rope.freq_base rope.scale_linear "                \
+    "rope.scaling.type rope.scaling.factor rope.scaling.attn_factor rope.scaling.original_context_length "   \
+    "rope.scaling.finetuned rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"
+
 /* The scaling of rotary positions of a GGUF file, as a key of config.json, or "". */
 static void rope_of_gguf(const gguf *g, char *text, size_t space) {
-    double factor = gguf_number(g, "llama.rope.scaling.factor", 1);
-    double scale = gguf_number(g, "llama.rope.scaling.attn_factor", 1) * (1 + 0.1 * log(factor));
+    double factor = gguf_number(g, key_of("rope.scaling.factor"), 1);
+    double scale = gguf_number(g, key_of("rope.scaling.attn_factor"), 1) * (1 + 0.1 * log(factor));
     text[0] = '\0';
     if (gguf_find(g, "rope_freqs.weight"))
         die(1,
             "%s holds rope_freqs.weight, and this program reads GGUF without it: read the model's folder",
             opt.model);
-    if (gguf_text_is(g, "llama.rope.scaling.type", "linear"))
+    if (gguf_text_is(g, key_of("rope.scaling.type"), "linear"))
         snprintf(text, space,
                  "  \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": %.9g},\n", factor);
-    else if (gguf_text_is(g, "llama.rope.scaling.type", "yarn"))
+    else if (gguf_text_is(g, key_of("rope.scaling.type"), "yarn"))
         snprintf(
             text, space,
             "  \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": %.9g, \"beta_fast\": %.9g, \"beta_slow\": %.9g,\n"
             "    \"attention_factor\": %.9g, \"original_max_position_embeddings\": %.0f},\n",
-            factor, gguf_number(g, "llama.rope.scaling.yarn_beta_fast", 32),
-            gguf_number(g, "llama.rope.scaling.yarn_beta_slow", 1), scale,
-            gguf_number(g, "llama.rope.scaling.original_context_length",
-                        gguf_number(g, "llama.context_length", 0)));
-    else if (gguf_pair_of(g, "llama.rope.scaling.type") &&
-             !gguf_text_is(g, "llama.rope.scaling.type", "none"))
+            factor, gguf_number(g, key_of("rope.scaling.yarn_beta_fast"), 32),
+            gguf_number(g, key_of("rope.scaling.yarn_beta_slow"), 1), scale,
+            gguf_number(g, key_of("rope.scaling.original_context_length"),
+                        gguf_number(g, key_of("context_length"), 0)));
+    else if (gguf_pair_of(g, key_of("rope.scaling.type")) &&
+             !gguf_text_is(g, key_of("rope.scaling.type"), "none"))
         die(1, "%s: its llama.rope.scaling.type is neither none, linear nor yarn", opt.model);
 }
 
 /* Refuses rotary positions of a GGUF file that the config cannot tell: of a part of a head; scaled
  * by the old key; or scaled without a type. */
 static void check_gguf_rope(const gguf *g) {
-    const int has_type = gguf_pair_of(g, "llama.rope.scaling.type") != NULL;
+    const int has_type = gguf_pair_of(g, key_of("rope.scaling.type")) != NULL;
     const struct {
         const char *key;
         double      only;
     } keys[] = {
-        { "llama.rope.dimension_count", (double)cfg.head_dim },
-        { "llama.rope.scale_linear", 1 },
-        { has_type ? "" : "llama.rope.scaling.factor", 1 },
+        { key_of("rope.dimension_count"), (double)cfg.head_dim },
+        { key_of("attention.value_length"), (double)cfg.head_dim },
+        { key_of("attention.causal"), 1 },
+        { key_of("rope.scale_linear"), 1 },
+        { has_type ? "" : key_of("rope.scaling.factor"), 1 },
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         double number = gguf_number(g, keys[i].key, keys[i].only);
@@ -104,22 +123,25 @@ static char *config_of_gguf(const gguf *g) {
     const mixp_st_entry *tokens = gguf_find(g, "token_embd.weight");
     double               eos = gguf_number(g, "tokenizer.ggml.eos_token_id", -1),
            bos = gguf_number(g, "tokenizer.ggml.bos_token_id", -1);
-    char  *text = (char *)rows_memory(NULL, 2048, 1), key[96], rope[512];
+    char  *text = (char *)rows_memory(NULL, 2048, 1), rope[512];
     size_t n = 0;
 #define PUT(...) n += (size_t)snprintf(text + n, 2048 - n, __VA_ARGS__)
-    if (!gguf_text_is(g, "general.architecture", "llama"))
-        die(1, "%s: its general.architecture is not llama", opt.model);
+    strcpy(cfg.kind, gguf_text_is(g, "general.architecture", "qwen2") ? "qwen2" : "llama");
+    if (!gguf_text_is(g, "general.architecture", cfg.kind))
+        die(1, "%s: its general.architecture is neither llama nor qwen2", opt.model);
+    check_gguf_keys(opt.model, g, cfg.kind, GGUF_KEYS);
     if (!tokens || tokens->rank != 2) die(1, "%s has no matrix token_embd.weight", opt.model);
     rope_of_gguf(g, rope, sizeof rope);
-    PUT("{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n");
+    PUT("{\n  \"architectures\": [\"%sForCausalLM\"],\n  \"model_type\": \"%s\",\n",
+        cfg.kind[0] == 'q' ? "Qwen2" : "Llama", cfg.kind);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        snprintf(key, sizeof key, "llama.%s", keys[i].of);
+        const char *key = key_of(keys[i].of);
         if (gguf_pair_of(g, key)) PUT("  \"%s\": %.9g,\n", keys[i].key, gguf_number(g, key, 0));
     }
     if (eos >= 0) PUT("  \"eos_token_id\": %.0f,\n", eos);
     if (bos >= 0) PUT("  \"bos_token_id\": %.0f,\n", bos);
     PUT("%s", rope);
-    PUT("  \"attention_bias\": %s,\n  \"mlp_bias\": %s,\n",
+    if (cfg.kind[0] == 'l') PUT("  \"attention_bias\": %s,\n  \"mlp_bias\": %s,\n",
         gguf_find(g, "blk.0.attn_q.bias") ? "true" : "false",
         gguf_find(g, "blk.0.ffn_up.bias") ? "true" : "false");
     PUT("  \"vocab_size\": %lld,\n  \"tie_word_embeddings\": %s\n}\n", (long long)tokens->shape[0],
@@ -192,8 +214,8 @@ static const mixp_st_entry *entry_of(const mixp_tensor *t, const char **path) {
         : gguf_name(t->name, name) ? gguf_find(m.gguf, name)
                                    : NULL;
     if (!e) die(1, "%s has no tensor %s, which %s asks for", opt.model, t->name, cfg.path);
-    if (e->dtype != MIXP_F32 && e->dtype != MIXP_F16 && e->dtype != MIXP_BF16)
-        die(1, "%s: %s is of dtype %s, and this program reads F32, F16 and BF16", *path, e->name,
+    if (e->dtype != MIXP_F32 && e->dtype != MIXP_F16 && e->dtype != MIXP_BF16 && !(m.gguf && gguf_is_q8(e)))
+        die(1, "%s: %s is of dtype %s, and this program reads F32, F16, BF16 and, of GGUF, Q8_0", *path, e->name,
             e->type);
     if (e->rank != t->rank || e->shape[0] != t->shape[0] ||
         (t->rank > 1 && e->shape[1] != t->shape[1]))
@@ -203,9 +225,25 @@ static const mixp_st_entry *entry_of(const mixp_tensor *t, const char **path) {
     return e;
 }
 
-/* Heads whose rows a GGUF file stores in another order, for queries and keys; 0: the same order. */
+/* Heads whose rows a GGUF file of a Llama stores in another order, for queries and keys; 0: the same order. */
 static int64_t turned_heads(const char *name) {
+    if (cfg.kind[0] == 'q') return 0;
     return strstr(name, "q_proj") ? cfg.heads : strstr(name, "k_proj") ? cfg.kv_heads : 0;
+}
+
+/* The values of a tensor of the file, in f32, in the order of Hugging Face's rows. */
+static void read_values(const mixp_tensor *t, float *to) {
+    const char          *path;
+    const mixp_st_entry *e = entry_of(t, &path);
+    float               *turned = NULL;
+    if (!m.gguf || !turned_heads(t->name)) {
+        gguf_values(e, to, t->count);
+        return;
+    }
+    turned = (float *)rows_memory(NULL, (size_t)t->count, sizeof *turned);
+    gguf_values(e, turned, t->count);
+    gguf_turn_back(to, turned, t->shape[0], t->rank > 1 ? t->shape[1] : 1, turned_heads(t->name));
+    free(turned);
 }
 
 /* A parameter with the values of the file. cols 0: a vector. */
@@ -217,18 +255,27 @@ static mixp_tensor *load(mixp_dtype dtype, int64_t rows, int64_t cols, const cha
     float               *values;
     check("making the model");
     e = entry_of(t, &path);
-    m.stored = e->dtype;
-    if (!m.gguf || !turned_heads(name)) {
+    if (!m.gguf) {
         mixp_write(t, e->data, e->dtype, t->count);
         return t;
     }
-    values = (float *)malloc(2 * (size_t)t->count * sizeof *values);
-    if (!values) die(1, "out of memory for %s", name);
-    mixp_convert(values, MIXP_F32, e->data, e->dtype, t->count);
-    gguf_turn_back(values + t->count, values, rows, cols ? cols : 1, turned_heads(name));
-    mixp_write(t, values + t->count, MIXP_F32, t->count);
+    values = (float *)rows_memory(NULL, (size_t)t->count, sizeof *values);
+    read_values(t, values);
+    mixp_write(t, values, MIXP_F32, t->count);
     free(values);
     return t;
+}
+
+/* A head that is stored a second time must be the table of tokens, to which the config ties it. */
+static void check_tied_head(const char *path, const mixp_st_entry *head) {
+    const char          *other;
+    const mixp_st_entry *tokens = entry_of(m.tokens, &other);
+    if (head->bytes == tokens->bytes && head->dtype == tokens->dtype && memcmp(head->data, tokens->data, head->bytes) == 0)
+        return;
+    die(1,
+        "%s: lm_head.weight differs from model.embed_tokens.weight, and tie_word_embeddings of %s is true: set it to "
+        "false for a head of its own, or take lm_head.weight out of the file",
+        path, cfg.path);
 }
 
 /* Reports a tensor of the file that the model does not use. A tied head may be stored a second
@@ -246,7 +293,10 @@ static void check_extra(void) {
         for (int64_t i = 0; i < mixp_safetensors_count(m.files.files[k]); i++) {
             const char *name = mixp_safetensors_at(m.files.files[k], i)->name;
             if (mixp_context_find(m.ctx, name) || strstr(name, "rotary_emb.inv_freq")) continue;
-            if (cfg.tied && strcmp(name, "lm_head.weight") == 0) continue;
+            if (cfg.tied && strcmp(name, "lm_head.weight") == 0) {
+                check_tied_head(m.files.paths[k], mixp_safetensors_at(m.files.files[k], i));
+                continue;
+            }
             die(1, "%s: %s has no place in the model of %s", m.files.paths[k], name, cfg.path);
         }
 }
@@ -315,7 +365,40 @@ static void check_out(void) {
     }
 }
 
-/* The parameters without adapters, in the dtype of the model's file. */
+/* Adds scale b a to w, in f32. */
+static void add_adapters(const layer *l, float *w) {
+    int64_t rows = l->w->shape[0], cols = l->w->shape[1];
+    float  *a = (float *)rows_memory(NULL, (size_t)(m.rank * (rows + cols) + cols), sizeof *a), *b = a + m.rank * cols,
+          *sum = b + m.rank * rows;
+    mixp_read(l->a, a, MIXP_F32, l->a->count);
+    mixp_read(l->b, b, MIXP_F32, l->b->count);
+    for (int64_t i = 0; i < rows; i++) {
+        memset(sum, 0, (size_t)cols * sizeof *sum);
+        for (int64_t r = 0; r < m.rank; r++)
+            for (int64_t k = 0; k < cols; k++) sum[k] += b[i * m.rank + r] * a[r * cols + k];
+        for (int64_t k = 0; k < cols; k++) w[i * cols + k] += m.lora_scale * sum[k];
+    }
+    free(a);
+}
+
+/* What a file of all weights holds of a parameter, in f32: trained values; or the values of the model's own file, which
+ * may have been stored in bf16 for the training, with the adapters' sum. Returns 1. */
+static int final_values(const mixp_tensor *t, float *to) {
+    if (!m.rank) return mixp_read(t, to, MIXP_F32, t->count) == MIXP_OK;
+    read_values(t, to);
+    for (int64_t i = 0; i < cfg.layers * LINEARS; i++)
+        if (layer_at(i)->w == t && layer_at(i)->a) add_adapters(layer_at(i), to);
+    return 1;
+}
+
+/* The dtype in which a folder gets a parameter: that of the file. f32 holds all values of Q8_0. */
+static mixp_dtype saved_dtype(const mixp_tensor *t) {
+    const char          *path;
+    const mixp_st_entry *e = entry_of(t, &path);
+    return e->dtype == MIXP_DTYPE_COUNT ? MIXP_F32 : e->dtype;
+}
+
+/* The parameters without adapters, each in the dtype of the model's file. */
 static void save_weights(const char *path) {
     static const char *const pairs[][2] = { { "format", "pt" } };
     char                     error[MIXP_MESSAGE_SIZE], temporary[PATH_SPACE + 8];
@@ -323,18 +406,24 @@ static void save_weights(const char *path) {
     mixp_st_entry           *entries = NULL;
     mixp_tensor             *t;
     while ((t = mixp_context_param(m.ctx, i++)) != NULL) {
-        void *values;
+        float     *values;
+        void      *rounded;
+        mixp_dtype dtype;
         if (strncmp(t->name, PEFT, sizeof PEFT - 1) == 0) continue;
+        dtype = saved_dtype(t);
         entries = (mixp_st_entry *)rows_memory(entries, (size_t)n + 1, sizeof *entries);
-        values = rows_memory(NULL, (size_t)t->count, mixp_dtype_size(m.stored));
-        mixp_read(t, values, m.stored, t->count);
+        values = (float *)rows_memory(NULL, (size_t)t->count, sizeof *values);
+        rounded = rows_memory(NULL, (size_t)t->count, mixp_dtype_size(dtype));
+        final_values(t, values);
+        mixp_convert(rounded, dtype, values, MIXP_F32, t->count);
+        free(values);
         memset(&entries[n], 0, sizeof *entries);
         entries[n].name = t->name;
-        entries[n].dtype = m.stored;
+        entries[n].dtype = dtype;
         entries[n].rank = t->rank;
         memcpy(entries[n].shape, t->shape, sizeof entries[n].shape);
-        entries[n].data = values;
-        entries[n++].bytes = (size_t)t->count * mixp_dtype_size(m.stored);
+        entries[n].data = rounded;
+        entries[n++].bytes = (size_t)t->count * mixp_dtype_size(dtype);
     }
     begin_target(path, temporary, sizeof temporary);
     if (mixp_safetensors_write(temporary, entries, n, pairs, 1, error, sizeof error) != MIXP_OK)
@@ -406,8 +495,8 @@ static void save_adapters(const char *folder) {
 /* The keys of llama.cpp for a scaling of rotary positions; factors: room for head_dim / 2 numbers
  * of llama3's. */
 static void put_rope(gguf_writer *w, float *factors) {
-    gguf_put_float(w, "llama.rope.freq_base", (float)cfg.theta);
-    gguf_put_u32(w, "llama.rope.dimension_count", (uint32_t)cfg.head_dim);
+    gguf_put_float(w, key_of("rope.freq_base"), (float)cfg.theta);
+    gguf_put_u32(w, key_of("rope.dimension_count"), (uint32_t)cfg.head_dim);
     switch (cfg.rope_kind) {
     case ROPE_DEFAULT: return;
     case ROPE_DYNAMIC:
@@ -425,16 +514,68 @@ static void put_rope(gguf_writer *w, float *factors) {
         if (number_of(cfg.path, cfg.rope, "truncate", 1, 0, 1) == 0)
             die(1, "%s: truncate is false, and GGUF has no such scaling: leave out --gguf",
                 cfg.path);
-        gguf_put_u32(w, "llama.rope.scaling.original_context_length", (uint32_t)cfg.rope_context);
-        gguf_put_float(w, "llama.rope.scaling.attn_factor",
+        gguf_put_u32(w, key_of("rope.scaling.original_context_length"), (uint32_t)cfg.rope_context);
+        gguf_put_float(w, key_of("rope.scaling.attn_factor"),
                        (float)(cfg.rope_scale / (1 + 0.1 * log(cfg.rope_factor))));
-        gguf_put_float(w, "llama.rope.scaling.yarn_beta_fast", (float)cfg.rope_high);
-        gguf_put_float(w, "llama.rope.scaling.yarn_beta_slow", (float)cfg.rope_low);
+        gguf_put_float(w, key_of("rope.scaling.yarn_beta_fast"), (float)cfg.rope_high);
+        gguf_put_float(w, key_of("rope.scaling.yarn_beta_slow"), (float)cfg.rope_low);
         break;
     case ROPE_LINEAR: break;
     }
-    gguf_put_text(w, "llama.rope.scaling.type", cfg.rope_kind == ROPE_YARN ? "yarn" : "linear");
-    gguf_put_float(w, "llama.rope.scaling.factor", (float)cfg.rope_factor);
+    gguf_put_text(w, key_of("rope.scaling.type"), cfg.rope_kind == ROPE_YARN ? "yarn" : "linear");
+    gguf_put_float(w, key_of("rope.scaling.factor"), (float)cfg.rope_factor);
+}
+
+/* The type of matrices in --gguf: --gguf-type, or that of the model's first matrix of a layer. */
+static gguf_type gguf_type_of_model(void) {
+    const char          *path;
+    const mixp_st_entry *e = entry_of(m.blocks[0].linear[Q].w, &path);
+    if (opt.gguf_type) return (gguf_type)gguf_type_named(opt.gguf_type);
+    return e->dtype == MIXP_F32 ? GGUF_F32 : e->dtype == MIXP_F16 ? GGUF_F16 : e->dtype == MIXP_BF16 ? GGUF_BF16 : GGUF_Q8_0;
+}
+
+/* Rounds values as a file will hold them: by the type of GGUF, or, type -1, in the dtype of the model's file. */
+static void round_values(const mixp_tensor *t, int type, const float *from, float *to) {
+    int64_t        n = t->count;
+    mixp_dtype     dtype = type < 0             ? saved_dtype(t)
+                           : type == GGUF_F16   ? MIXP_F16
+                           : type == GGUF_BF16  ? MIXP_BF16
+                                                : MIXP_F32;
+    unsigned char *bytes = (unsigned char *)rows_memory(NULL, (size_t)n, 4);
+    if (type == GGUF_Q8_0 && t->shape[1] % GGUF_BLOCK == 0) {
+        gguf_quantise(bytes, from, n);
+        gguf_dequantise(to, bytes, n);
+    } else {
+        mixp_convert(bytes, dtype, from, MIXP_F32, n);
+        mixp_convert(to, MIXP_F32, bytes, dtype, n);
+    }
+    free(bytes);
+}
+
+/* Says how much of the adapters' sum the rounding of a merged file lost: the norm of the difference, as a share of
+ * the norm of the change. */
+static void say_rounding(const char *what, int type) {
+    double lost = 0, change = 0, share;
+    for (int64_t i = 0; i < cfg.layers * LINEARS; i++) {
+        const layer *l = layer_at(i);
+        int64_t      n = l->w->count;
+        float       *old = l->a ? (float *)rows_memory(NULL, 3 * (size_t)n, sizeof *old) : NULL;
+        if (!old) continue;
+        read_values(l->w, old);
+        final_values(l->w, old + n);
+        round_values(l->w, type, old + n, old + 2 * n);
+        for (int64_t k = 0; k < n; k++) {
+            double moved = (double)old[n + k] - (double)old[k], off = (double)old[2 * n + k] - (double)old[n + k];
+            change += moved * moved;
+            lost += off * off;
+        }
+        free(old);
+    }
+    share = change > 0 ? sqrt(lost / change) : 0;
+    printf("%s: the adapters are added in f32; rounding the sum lost %.2g %% of what they change\n", what, 100 * share);
+    if (share > 0.1)
+        warn("%s: rounding changes the merged weights by %.0f %% of what the adapters change: keep the adapters apart, "
+             "or use --gguf-type f32", what, 100 * share);
 }
 
 static void save_gguf(const char *path) {
@@ -443,23 +584,24 @@ static void save_gguf(const char *path) {
     };
     char         error[MIXP_MESSAGE_SIZE], name[GGUF_NAME];
     float       *factors = (float *)rows_memory(NULL, (size_t)cfg.head_dim, sizeof *factors);
-    gguf_type    type = (gguf_type)gguf_type_named(opt.gguf_type);
-    gguf_writer *w = gguf_new("llama");
+    gguf_type    type = gguf_type_of_model();
+    gguf_writer *w = gguf_new(cfg.kind);
     mixp_tensor *t;
     if (!w) die(1, "out of memory for --gguf");
+    w->read = final_values;
     for (int i = 0; i < 4; i++)
         if (file_types[i][0] == (int)type)
             gguf_put_u32(w, "general.file_type", (uint32_t)file_types[i][1]);
-    gguf_put_u32(w, "llama.block_count", (uint32_t)cfg.layers);
-    gguf_put_u32(w, "llama.context_length", (uint32_t)cfg.positions);
-    gguf_put_u32(w, "llama.embedding_length", (uint32_t)cfg.width);
-    gguf_put_u32(w, "llama.feed_forward_length", (uint32_t)cfg.inner);
-    gguf_put_u32(w, "llama.attention.head_count", (uint32_t)cfg.heads);
-    gguf_put_u32(w, "llama.attention.head_count_kv", (uint32_t)cfg.kv_heads);
-    gguf_put_u32(w, "llama.attention.key_length", (uint32_t)cfg.head_dim);
-    gguf_put_u32(w, "llama.attention.value_length", (uint32_t)cfg.head_dim);
-    gguf_put_float(w, "llama.attention.layer_norm_rms_epsilon", (float)cfg.eps);
-    gguf_put_u32(w, "llama.vocab_size", (uint32_t)cfg.vocab);
+    gguf_put_u32(w, key_of("block_count"), (uint32_t)cfg.layers);
+    gguf_put_u32(w, key_of("context_length"), (uint32_t)cfg.positions);
+    gguf_put_u32(w, key_of("embedding_length"), (uint32_t)cfg.width);
+    gguf_put_u32(w, key_of("feed_forward_length"), (uint32_t)cfg.inner);
+    gguf_put_u32(w, key_of("attention.head_count"), (uint32_t)cfg.heads);
+    gguf_put_u32(w, key_of("attention.head_count_kv"), (uint32_t)cfg.kv_heads);
+    gguf_put_u32(w, key_of("attention.key_length"), (uint32_t)cfg.head_dim);
+    gguf_put_u32(w, key_of("attention.value_length"), (uint32_t)cfg.head_dim);
+    gguf_put_float(w, key_of("attention.layer_norm_rms_epsilon"), (float)cfg.eps);
+    gguf_put_u32(w, key_of("vocab_size"), (uint32_t)cfg.vocab);
     put_rope(w, factors);
     gguf_put_tokenizer(w, data.words, data.json, cfg.vocab,
                        json_count(json_find(cfg.root, "bos_token_id")), cfg.eos);

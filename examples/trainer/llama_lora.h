@@ -51,7 +51,8 @@ static void new_adapters(void) {
     int  fits[256] = { 0 }, n = 0;
     char module[96];
     m.rank = (int64_t)opt.lora;
-    m.lora_scale = (float)(opt.alpha / opt.lora);
+    m.lora_scale = (float)((opt.alpha < 0 ? 16 : opt.alpha) / opt.lora);
+    if (!opt.targets) opt.targets = "q_proj,v_proj";
     if (strlen(opt.targets) >= 256) die(2, "--targets has more than 255 characters");
     for (int64_t i = 0; i < cfg.layers * LINEARS; i++)
         if (is_target(module_of(i, module), fits)) add_adapter(layer_at(i), module);
@@ -63,25 +64,50 @@ static void new_adapters(void) {
                 (int)strcspn(p, ","), p, opt.model);
 }
 
+/* What adapter_config.json may say besides what load_adapters reads. */
+#define ADAPTER_KEYS                                                                                         \
+    "peft_type peft_version task_type base_model_name_or_path revision inference_mode auto_mapping r "       \
+    "lora_alpha lora_dropout bias target_modules exclude_modules layers_to_transform layers_pattern "        \
+    "init_lora_weights megatron_core qalora_group_size eva_config corda_config runtime_config"
+
+/* Some first values (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) come with changed weights of the base, which the adapter's
+ * file does not hold. */
+static void check_first_values(const char *path, const char *value) {
+    static const char *const plain[] = { "true", "false", "gaussian", "eva", "orthogonal" };
+    char                     text[64] = "an object or a list";
+    json_text(value, text, sizeof text);
+    for (size_t i = 0; value && i < sizeof plain / sizeof plain[0]; i++)
+        if (strcmp(text, plain[i]) == 0) return;
+    if (value)
+        die(1,
+            "%s: init_lora_weights is %s, which also changes the weights of the base: save the adapters with peft's "
+            "path_initial_model_for_weight_conversion, or merge them there",
+            path, text);
+}
+
 /* The adapters of a folder, as peft and this program save them. */
 static void load_adapters(void) {
     char         path[PATH_SPACE], module[96];
     weight_files files;
     int64_t      used = 0;
+    int          fits[256] = { 0 };
+    double       alpha;
     char        *text;
     const char  *root;
     snprintf(path, sizeof path, "%s/adapter_config.json", opt.adapter);
     text = read_json(path, 1 << 20, ". Check --adapter", &root);
     must_be(path, root, "peft_type", "LORA");
-    must_be(path, root, "use_dora", "false");
-    must_be(path, root, "use_rslora", "false");
     must_be(path, root, "bias", "none");
-    must_be(path, root, "modules_to_save", NULL);
-    must_be_empty(path, root, "rank_pattern");
-    must_be_empty(path, root, "alpha_pattern");
+    check_first_values(path, json_find(root, "init_lora_weights"));
+    check_keys(path, root, ADAPTER_KEYS, "");
     m.rank = (int64_t)number_of(path, root, "r", NAN, 1, 65536);
-    m.lora_scale = (float)(number_of(path, root, "lora_alpha", NAN, 0, 1e9) / (double)m.rank);
+    alpha = number_of(path, root, "lora_alpha", NAN, 0, 1e9);
+    m.lora_scale = (float)(alpha / (double)m.rank);
     free(text);
+    if (opt.lora > 0 && (int64_t)opt.lora != m.rank)
+        die(2, "--lora is %g, and the rank of %s is %lld: leave out --lora", opt.lora, path, (long long)m.rank);
+    if (opt.alpha >= 0 && opt.alpha != alpha)
+        die(2, "--alpha is %g, and the alpha of %s is %g: leave out --alpha", opt.alpha, path, alpha);
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", opt.adapter);
     open_weights(&files, path, "--adapter");
     for (int64_t i = 0; i < cfg.layers * LINEARS; i++) {
@@ -96,34 +122,13 @@ static void load_adapters(void) {
             die(1, "%s: %s fits no linear layer of %s", path,
                 mixp_safetensors_at(files.files[0], i)->name, opt.model);
     if (!used) die(1, "%s holds no adapters", path);
+    for (int64_t i = 0; opt.targets && i < cfg.layers * LINEARS; i++)
+        if (is_target(module_of(i, module), fits) != (layer_at(i)->a != NULL))
+            die(2, "--targets %s and %s disagree about %s: leave out --targets", opt.targets, path, module);
     close_weights(&files);
     mixp_checkpoint_load_weights(path, m.ctx,
                                  &(mixp_weights_desc){ .convert = 1, .pattern = PEFT "*" });
     check("loading adapters");
-}
-
-/* Adds scale b a to the weights, in f32, rounded once. */
-static void merge_adapters(void) {
-    for (int64_t i = 0; i < cfg.layers * LINEARS; i++) {
-        layer  *l = layer_at(i);
-        int64_t rows = l->w->shape[0], cols = l->w->shape[1], n = l->a ? l->w->count : 0;
-        float  *w = (float *)malloc((size_t)(n + m.rank * (rows + cols) + 1) * sizeof *w),
-              *a = w + n, *b = a + m.rank * cols;
-        if (!w) die(1, "out of memory to merge adapters");
-        if (n)
-            mixp_read(l->w, w, MIXP_F32, n), mixp_read(l->a, a, MIXP_F32, l->a->count),
-                mixp_read(l->b, b, MIXP_F32, l->b->count);
-        for (int64_t k = 0; k < n; k++) {
-            float sum = 0;
-            for (int64_t r = 0; r < m.rank; r++)
-                sum += b[k / cols * m.rank + r] * a[r * cols + k % cols];
-            w[k] += m.lora_scale * sum;
-        }
-        if (n) mixp_write(l->w, w, MIXP_F32, n);
-        l->a = l->b = NULL;
-        free(w);
-    }
-    m.rank = 0;
 }
 
 #endif

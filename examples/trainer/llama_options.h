@@ -10,8 +10,8 @@
 static struct options {
     const char *model, *tokenizer, *data, *chat, *dtype, *targets, *adapter, *out, *gguf, *gguf_type, *prompt, *isa;
     double      steps, batch, block, lr, decay, warmup, clip, lora, alpha, merge, sample, temperature, seed, threads;
-} opt = { .chat = "auto", .dtype = "bf16", .targets = "q_proj,v_proj", .gguf_type = "bf16", .prompt = "", .isa = "",
-          .steps = 100, .batch = 2, .block = 256, .lr = 1e-4, .clip = 1, .alpha = 16, .sample = 60,
+} opt = { .chat = "auto", .dtype = "bf16", .prompt = "", .isa = "",
+          .steps = 100, .batch = 2, .block = 256, .lr = 1e-4, .clip = 1, .alpha = -1, /* -1 and NULL: not given */ .sample = 60,
           .temperature = 0.8, .seed = 1 };
 
 /* An option sets a text or a number in [low, high]. */
@@ -38,7 +38,7 @@ static const struct option {
     { "merge", NULL, &opt.merge, 0, 1, "1: add the adapters to the weights before the weights are saved [0]" },
     { "out", &opt.out, NULL, 0, 0, "FOLDER: save the model there; with --lora, only the adapters" },
     { "gguf", &opt.gguf, NULL, 0, 0, "FILE.gguf: save the model there for llama.cpp, with its adapters and its tokenizer" },
-    { "gguf-type", &opt.gguf_type, NULL, 0, 0, "f32, f16, bf16 or q8_0: type of the matrices in FILE.gguf [bf16]" },
+    { "gguf-type", &opt.gguf_type, NULL, 0, 0, "f32, f16, bf16 or q8_0: type of the matrices in FILE.gguf [the model's]" },
     { "prompt", &opt.prompt, NULL, 0, 0, "TEXT: samples continue this text, or answer it in a chat" },
     { "sample", NULL, &opt.sample, 0, 1e6, "tokens to sample before and after training [60]" },
     { "temperature", NULL, &opt.temperature, 0, 100, "temperature of samples; 0 = always the likeliest token [0.8]" },
@@ -78,7 +78,7 @@ static void read_options(int argc, char **argv) {
     if (!opt.model) die(2, "name a model: llama MODEL [--OPTION VALUE]...; llama --help lists the options");
     if (strcmp(opt.dtype, "fp32") && strcmp(opt.dtype, "bf16") && strcmp(opt.dtype, "fp16"))
         die(2, "--dtype is %s: choose fp32, bf16 or fp16", opt.dtype);
-    if (gguf_type_named(opt.gguf_type) < 0) die(2, "--gguf-type is %s: choose f32, f16, bf16 or q8_0", opt.gguf_type);
+    if (opt.gguf_type && gguf_type_named(opt.gguf_type) < 0) die(2, "--gguf-type is %s: choose f32, f16, bf16 or q8_0", opt.gguf_type);
 }
 
 #endif

@@ -313,6 +313,12 @@ static void gpt2_of_another_kind_is_refused(void) {
     expect_refusal("scale_attn_by_inverse_layer_idx is true");
     write_json(", \"scale_attn_weights\": false");
     expect_refusal("scale_attn_weights is false");
+    write_json(", \"n_inner\": 40");
+    expect_refusal("n_inner is 40");
+    write_json(", \"logit_softcapping\": 30.0");
+    expect_refusal("logit_softcapping is 30.0, and this program does not know that key");
+    write_json(", \"add_cross_attention\": true");
+    expect_refusal("add_cross_attention is true, and this program does not know that key");
     write_json(", \"activation_function\": \"relu\"");
     expect_refusal("activation_function is relu, and the trainer has gelu and gelu_new");
     write_json(", \"tie_word_embeddings\": false");

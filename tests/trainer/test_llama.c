@@ -528,6 +528,17 @@ static void configs_are_refused_by_field(void) {
         { ", \"num_hidden_layers\": 1", "has no place" },
         { ", \"tie_word_embeddings\": false", "lm_head.weight" },
         { ", \"vocab_size\": 100", "has 420 tokens" },
+        { ", \"sliding_window\": 8", "sliding_window is 8, and this program does not know" },
+        { ", \"attn_logit_softcapping\": 50.0", "attn_logit_softcapping is 50.0" },
+        { ", \"embedding_multiplier\": 12", "embedding_multiplier is 12" },
+        { ", \"text_config\": {\"hidden_size\": 8}", "text_config is an object" },
+        { ", \"a_key_of_2030\": \"on\"", "a_key_of_2030 is on" },
+        { ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]", "layer_types has \"sliding" },
+        { ", \"partial_rotary_factor\": 0.5", "partial_rotary_factor is 0.5" },
+        { ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2, \"short_factor\": [1]}",
+          "short_factor is an object or a list" },
+        { ", \"model_type\": \"qwen2\", \"use_sliding_window\": true", "use_sliding_window is true" },
+        { ", \"model_type\": \"qwen2\"", "self_attn.q_proj.bias" },
         { ", \"eos_token_id\": 421", "has no token 421" },
     };
     write_model(&llama_cases[0]);
@@ -535,6 +546,10 @@ static void configs_are_refused_by_field(void) {
         write_config_of(&llama_cases[0], bad[i].more);
         expect_refusal("llama @" QUIET, 1, "config.json", bad[i].what);
     }
+    write_config_of(&llama_cases[0], /* all unset */
+                    ", \"sliding_window\": null, \"use_qk_norm\": false, \"num_experts\": 0, \"text_config\": {},"
+                    " \"embedding_multiplier\": 1.0, \"auto_map\": [], \"layer_types\": [\"full_attention\"]");
+    expect_logits(&llama_cases[0], "@", "");
     write_text_of("config.json", "{\"model_type\": \"lla");
     expect_refusal("llama @", 1, "config.json", "is not whole");
     write_text_of("config.json", "[]");
@@ -560,6 +575,30 @@ static void weights_are_refused_by_tensor(void) {
     write_model(&llama_cases[0]);
     write_text_of("tokenizer.json", "{\"model\": {}}");
     expect_refusal("llama @", 1, "tokenizer.json", "has no vocab");
+}
+
+/* Merging takes the base from its file: what bf16 would round away of an f32 base stays. */
+static void merging_keeps_the_files_values(void) {
+    static double apart[LLAMA_LENGTH * LLAMA_VOCAB + 1];
+    double        most = 0;
+    write_model(&llama_cases[0]);
+    for (int64_t i = 0; i < made.used; i++) made.values[i] *= 1.001f; /* no bf16 number */
+    write_entries("model.safetensors", 0, made.n);
+    write_adapters("");
+    CHECK_INT(run_apart(llama_main, "llama @ --adapter @ --merge 1 --sample 0 --out @/kept --gguf @/kept.gguf"), 0);
+    CHECK(n_printed == 2 && printed[0] == 0 && printed[1] == 0);
+    CHECK_INT(run_apart(print_logits, "test --logits @ 4 1 2 3 4 --adapter @"), 0);
+    memcpy(apart, printed, sizeof apart);
+    for (int k = 0; k < 2; k++) {
+        CHECK_INT(run_apart(print_logits, k ? "test --logits @/kept.gguf 4 1 2 3 4" : "test --logits @/kept 4 1 2 3 4"), 0);
+        for (int i = 0; i < n_printed; i++) most = fmax(most, fabs(apart[i]));
+        for (int i = 0; i < n_printed; i++) CHECK_NEAR(printed[i], apart[i], 1e-6 * most);
+    }
+    CHECK_INT(run_apart(llama_main, "llama @ --adapter @ --gguf @/low.gguf --gguf-type q8_0 --sample 0"), 0);
+    CHECK(n_printed == 1 && printed[0] > 0 && printed[0] < 20); /* the share that was lost, in % */
+    write_model(&llama_cases[1]);
+    write_config_of(&llama_cases[0], ", \"num_key_value_heads\": 4, \"attention_bias\": true, \"mlp_bias\": true");
+    expect_refusal("llama @" QUIET, 1, "lm_head.weight differs from model.embed_tokens.weight", "tie_word_embeddings");
 }
 
 static void write_index(int64_t split, const char *second) {
@@ -604,12 +643,32 @@ static void adapters_are_refused_by_field(void) {
         { ", \"r\": null", "has no r" },
         { ", \"rank_pattern\": {\"q_proj\": 3}", "rank_pattern" },
         { ", \"alpha_pattern\": {\"q_proj\": 3}", "alpha_pattern" },
+        { ", \"init_lora_weights\": \"pissa_niter_4\"", "init_lora_weights is pissa_niter_4" },
+        { ", \"init_lora_weights\": \"olora\"", "init_lora_weights is olora" },
+        { ", \"layer_replication\": [[0, 1]]", "layer_replication is an object or a list" },
+        { ", \"lora_of_2030\": 3", "lora_of_2030 is 3, and this program does not know" },
     };
+    static const struct {
+        const char *options, *what;
+    } contrary[] = {
+        { "--lora 9", "the rank of" },
+        { "--alpha 9", "the alpha of" },
+        { "--targets q_proj", "disagree about model.layers.0.mlp.down_proj" },
+    };
+    char line[256];
     write_model(&llama_cases[0]);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         write_adapters(bad[i].more);
         expect_refusal("llama @ --adapter @" QUIET, 1, "adapter_config.json", bad[i].what);
     }
+    write_adapters(", \"init_lora_weights\": \"gaussian\", \"lora_dropout\": 0.1, \"use_dora\": false");
+    for (size_t i = 0; i < sizeof contrary / sizeof contrary[0]; i++) {
+        snprintf(line, sizeof line, "llama @ --adapter @ %s" QUIET, contrary[i].options);
+        expect_refusal(line, 2, "leave out --", contrary[i].what);
+    }
+    snprintf(line, sizeof line, "llama @ --adapter @ --lora %d --alpha %d --targets q_proj,down_proj" QUIET, LLAMA_RANK,
+             LLAMA_ALPHA);
+    CHECK_INT(run_apart(llama_main, line), 0);
     write_adapters(", \"r\": 3");
     expect_refusal("llama @ --adapter @" QUIET, 1, "adapter_model.safetensors", "lora_A.weight");
     write_adapters("");
@@ -853,6 +912,10 @@ static void rope_of_gguf_is_refused_by_key(void) {
         { "llama.rope.dimension_count", 4 },
         { "llama.rope.scale_linear", 2 },
         { "llama.rope.scaling.factor", 2 },
+        { "llama.attention.sliding_window", 8 },
+        { "llama.attn_logit_softcapping", 30 },
+        { "llama.a_key_of_2030", 3 },
+        { "split.count", 3 },
     };
     write_model(&llama_cases[0]);
     remove(in_folder_of_test("model.gguf"));
@@ -861,8 +924,33 @@ static void rope_of_gguf_is_refused_by_key(void) {
     expect_logits(&llama_cases[0], "@/some.gguf", "");
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         write_with_pair(bad[i].key, bad[i].value);
-        expect_refusal("llama @/some.gguf" QUIET, 1, "some.gguf", bad[i].key);
+        expect_refusal("llama @/some.gguf" QUIET, 1, "some.gguf", i < 6 ? bad[i].key : "is one of 3 parts");
     }
+}
+
+/* A tensor of Q8_0 is loaded as scale times code, computed here in double. q8.gguf has the weights of `made`. */
+static void values_of_q8_are_read(void) {
+    static float  values[LLAMA_VOCAB * LLAMA_WIDTH];
+    gguf         *g = NULL;
+    const unsigned char *blocks;
+    mixp_safetensors    *back = NULL;
+    const mixp_st_entry *e;
+    CHECK_INT(run_apart(llama_main, "llama @/q8.gguf --out @/of_q8 --tokenizer " TOKENIZER QUIET), 0);
+    CHECK_INT(gguf_read(in_folder_of_test("q8.gguf"), &g, said, sizeof said), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read(in_folder_of_test("of_q8/model.safetensors"), &back, said, sizeof said), MIXP_OK);
+    e = mixp_safetensors_find(back, "model.embed_tokens.weight");
+    CHECK(e && e->dtype == MIXP_F32 && e->bytes == sizeof values);
+    if (!g || !e || e->bytes != sizeof values) return;
+    memcpy(values, e->data, sizeof values);
+    blocks = (const unsigned char *)gguf_find(g, "token_embd.weight")->data;
+    for (int64_t i = 0; i < LLAMA_VOCAB * LLAMA_WIDTH; i++) {
+        const unsigned char *b = blocks + i / 32 * 34;
+        unsigned             bits = b[0] | (unsigned)b[1] << 8;
+        double               scale = ldexp((bits & 1023) + 1024, (int)(bits >> 10) - 25); /* a normal number */
+        CHECK(bits == 0 || (double)values[i] == scale * (b[2 + i % 32] - (b[2 + i % 32] > 127 ? 256 : 0)));
+    }
+    gguf_free(g);
+    mixp_safetensors_free(back);
 }
 
 /* A model written as f32 and read again has the same logits; what GGUF lacks is refused. */
@@ -877,8 +965,7 @@ static void models_pass_through_gguf(void) {
               0);
     expect_logits(&llama_cases[5], "@/back", "");
     CHECK_INT(run_apart(llama_main, "llama @ --gguf @/q8.gguf --gguf-type q8_0" QUIET), 0);
-    expect_refusal("llama @/q8.gguf --tokenizer " TOKENIZER, 1, "q8.gguf",
-                   "token_embd.weight is of dtype Q8_0");
+    values_of_q8_are_read();
     write_bytes(gguf_file, sizeof gguf_file);
     expect_refusal("llama @/some.gguf", 1, "some.gguf", "has no num_hidden_layers");
     write_model(&llama_cases[4]);
@@ -1007,6 +1094,7 @@ int main(int argc, char **argv) {
     RUN(bad_data_are_named);
     RUN(configs_are_refused_by_field);
     RUN(weights_are_refused_by_tensor);
+    RUN(merging_keeps_the_files_values);
     RUN(shards_are_read_once_each);
     RUN(adapters_are_refused_by_field);
     RUN(wrong_usage_is_told);
