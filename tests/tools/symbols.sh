@@ -266,6 +266,41 @@ check 'each function of tensors, and each field of its options, has its laws' wi
 { cat src/operators.h; echo 'MIXPREC_API mixp_tensor *mixp_lawless(mixp_context *ctx);'; } >"$tmp/lawless.h"
 check 'a function without laws is noticed'       eval '! with_laws "$tmp/lawless.h"'
 
+# --- what users may name has a test ---------------------------------------------------------
+# Each public function is called by a test, each constant of a public enum is named by one (or a test runs up to its
+# COUNT), and each field of a description or a report is used by one. Headers for authors of devices are left out, and
+# what only a device knows: a state's number, and a step that an index out of range stopped.
+without_comments() { for f in "$@"; do compile -fpreprocessed -dD -E -P "$f" 2>/dev/null; done; }
+users="autocast checkpoint optimizer operators ranks recipe results scaler step tape tensors watch"
+without_comments $(find tests -name '*.[ch]' -o -name '*.cpp' -path 'tests/*' | grep -v -e /bench/ -e /cuda/inside) |
+    tr -cs 'A-Za-z0-9_' '\n' | sort -u >"$tmp/words"
+without_comments $(for f in $users; do ls src/"$f"*.h; done) >"$tmp/users.h"
+untested() {
+    awk -v elsewhere=' MIXP_SKIP_STOPPED forgiven_at ' '
+        function lost(name) { return !(name in named) && !index(elsewhere, " " name " ") }
+        FNR == NR { named[$1] = 1; next }
+        match($0, /MIXPREC_API .*mixp_[a-z0-9_]+\(/) { name = substr($0, 1, RSTART + RLENGTH - 2); sub(/.*[ *]/, "", name)
+            functions++; if (lost(name)) { print name; bad = 1 } }
+        /^typedef (enum|struct)/ { kind = $2; depth = 0; held = "" }
+        kind == "enum" { held = held " " $0 }
+        kind == "enum" && /} mixp_[a-z0-9_]+;/ {
+            whole = 0; n = split(held, word, /[^A-Z0-9_a-z]+/)
+            for (i = 1; i <= n; i++) if (word[i] ~ /^MIXP_.*_COUNT$/ && word[i] in named) whole = 1
+            for (i = 1; i <= n; i++) if (word[i] ~ /^MIXP_[A-Z0-9_]+$/) { constants++
+                if (!whole && lost(word[i])) { print word[i]; bad = 1 } }
+            kind = "" }
+        kind == "struct" && /^} / { kind = "" }
+        kind == "struct" && /;/ { line = $0; gsub(/\[[^]]*\]/, "", line)
+            if (match(line, /\(\*[a-z_0-9]+\)/)) { line = substr(line, RSTART + 2, RLENGTH - 3) ";" }
+            n = split(line, word, /[,;]/)
+            for (i = 1; i < n; i++) { sub(/.*[ *]/, "", word[i]); if (word[i] !~ /^[a-z_0-9]+$/) continue
+                fields++; if (lost(word[i])) { print "field " word[i]; bad = 1 } } }
+        END { exit bad || functions < 200 || constants < 100 || fields < 200 }' "$tmp/words" "$1"
+}
+check 'each public function, constant and field has a test' untested "$tmp/users.h"
+{ cat "$tmp/users.h"; echo 'typedef enum mixp_odd { MIXP_ODD_ONE } mixp_odd;'; } >"$tmp/more.h"
+check 'a constant without a test is noticed'     eval '[ "$(untested "$tmp/more.h")" = MIXP_ODD_ONE ]'
+
 part() { awk -v name="MIXPREC_VERSION_$1" '$1 == "#define" && $2 == name { print $3 }' mixprec.h; }
 version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
 newest=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)

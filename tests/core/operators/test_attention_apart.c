@@ -777,6 +777,7 @@ static mixp_tensor *scored_apply(scored *s, int turned) {
     a.heads = S_HEADS;
     a.kv_heads = S_KV;
     a.causal = 1;
+    a.layout = MIXP_LAYOUT_BTHD;
     a.past = S_KEYS - S_T;
     a.lengths = mixp_input(s->ctx, MIXP_I32, 1, &n, s->lengths);
     if (turned) {

@@ -125,6 +125,7 @@ static mixp_result cube_forward(mixp_call *c) {
     const float *x = (const float *)c->in[0]->data;
     float *y = (float *)c->out->data;
     int64_t i;
+    CHECK_INT(c->n_in, 1);
     for (i = 0; i < c->out->count; i++) y[i] = x[i] * x[i] * x[i];
     return MIXP_OK;
 }

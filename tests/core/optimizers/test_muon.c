@@ -24,6 +24,8 @@ static mixp_tensor *matrix(mixp_context *ctx, const char *name, int k) {
 /* 100 steps, as record_muon.py takes them; all weights, one after the other. */
 static void run_muon(mixp_context *ctx, const muon_case *c, int f32, float *out) {
     static const char *const names[MUON_SHAPES][2] = { { "a", "ga" }, { "b", "gb" }, { "c", "gc" } };
+    static const mixp_muon_rate rates[3] = { MIXP_MUON_RATE_ORIGINAL, MIXP_MUON_RATE_MATCH_RMS_ADAMW,
+                                             MIXP_MUON_RATE_SPECTRAL_UNCLAMPED };
     mixp_optimizer_desc d = mixp_muon_defaults();
     mixp_tensor *w[MUON_SHAPES], *g[MUON_SHAPES];
     mixp_optimizer *opt;
@@ -34,7 +36,7 @@ static void run_muon(mixp_context *ctx, const muon_case *c, int f32, float *out)
     d.momentum = c->momentum;
     d.weight_decay = c->decay;
     d.nesterov = c->nesterov;
-    d.muon.rate = (mixp_muon_rate)c->rate;
+    d.muon.rate = rates[c->rate];
     d.muon.f32 = f32;
     opt = mixp_optimizer_new(ctx, &d);
     for (k = 0; k < MUON_SHAPES; k++) {

@@ -326,6 +326,7 @@ static void test_spikes_of_both(void) {
     v = step_of(&r, 9.0, 5.1, 0);
     CHECK_INT(v.reason, MIXP_SKIP_SPIKE_NORM);
     CHECK_NEAR(v.spike_mean, 1.09375, 1e-6);
+    CHECK_NEAR(v.spike_sd, 0.08539125638, 1e-6);
     v = step_of(&r, 1.1, 9.0, 0);
     CHECK_INT(v.reason, MIXP_SKIP_SPIKE_LOSS);
     CHECK_NEAR(v.spike_mean, 5.15, 1e-6);
