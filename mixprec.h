@@ -309,6 +309,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>     /* memcpy: reads a float's bits portably */
+#ifdef __cplusplus
+#  include <initializer_list>       /* MIXP_SHAPE */
+#endif
 
 #define MIXPREC_VERSION_MAJOR 0
 #define MIXPREC_VERSION_MINOR 1
@@ -4482,6 +4485,18 @@ MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text
  * operators. Both live as long as the context; NULL if ctx is NULL. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
+
+/* MIXP_SHAPE(64, 16): two arguments of a call, the rank and the sizes, in C and in C++:
+ * mixp_param(ctx, "w", MIXP_F32, MIXP_SHAPE(64, 16)). The sizes last until the call returns. C++
+ * evaluates each size twice, and refuses one that int64_t may not hold, such as a size_t. */
+#ifdef __cplusplus
+#  define MIXP_SHAPE(...)                                                \
+    static_cast<int>(std::initializer_list<int64_t>{ __VA_ARGS__ }.size()), \
+        std::initializer_list<int64_t>{ __VA_ARGS__ }.begin()
+#else
+#  define MIXP_SHAPE(...)                                             \
+    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (int64_t[]){ __VA_ARGS__ }
+#endif
 
 /* Makes a trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank: 0..8.
  * Every dimension >= 1. name is copied, and must be unique among the context's parameters unless it

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc examples/01_numbers.c -I. -lm && ./a.out */
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 /* Decimal digits: -log10 of the distance from 1 to the next number. */

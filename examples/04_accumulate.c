@@ -4,6 +4,7 @@
  *   cc -O2 examples/04_accumulate.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 enum { ROWS = 32, COLS = 8 };

@@ -12,7 +12,7 @@ static char memory[1 << 20];
 static double learn(size_t bytes, int steps, size_t *used) {
     const int64_t shape[2] = { 1, 1 }, batch[2] = { 4, 1 };
     float x[4] = { 1, 2, 3, 4 }, y[4] = { 3, 6, 9, 12 };
-    mixp_context_desc d = { .memory = memory, .memory_bytes = bytes, .threads = 1 };
+    mixp_context_desc d = { .threads = 1, .memory = memory, .memory_bytes = bytes };
     mixp_context   *ctx = mixp_context_new(&d);
     mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
     mixp_optimizer_desc adamw = mixp_adamw_defaults();

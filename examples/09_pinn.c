@@ -4,6 +4,7 @@
  *   cc -O2 examples/09_pinn.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 enum { POINTS = 64, WIDTH = 32 };

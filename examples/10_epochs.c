@@ -36,14 +36,14 @@ static void shuffle(sample *data, int n) {
 static mixp_tensor *forward(mixp_context *ctx, const layer *l, const sample *data, int64_t n) {
     float x[TEST][2];
     for (int i = 0; i < n; i++) memcpy(x[i], data[i].at, sizeof x[i]);
-    return model(ctx, l, mixp_input(ctx, MIXP_F32, 2, (int64_t[]){ n, 2 }, x));
+    return model(ctx, l, mixp_input(ctx, MIXP_F32, MIXP_SHAPE(n, 2), x));
 }
 
 static mixp_tensor *batch_loss(mixp_context *ctx, const layer *l, const sample *data) {
     int32_t label[BATCH];
     for (int i = 0; i < BATCH; i++) label[i] = data[i].inside;
     return mixp_cross_entropy(ctx, forward(ctx, l, data, BATCH),
-                              mixp_input(ctx, MIXP_I32, 1, (int64_t[]){ BATCH }, label), MIXP_IGNORE);
+                              mixp_input(ctx, MIXP_I32, MIXP_SHAPE(BATCH), label), MIXP_IGNORE);
 }
 
 static double accuracy(mixp_context *ctx, const layer *l, const sample *data) {
@@ -67,10 +67,10 @@ int main(void) {
 
     mixp_context *ctx = mixp_context_new(NULL);
     const layer l[2] = {
-        { mixp_param(ctx, "0.w", MIXP_F32, 2, (int64_t[]){ WIDE, 2 }),
-          mixp_param(ctx, "0.b", MIXP_F32, 1, (int64_t[]){ WIDE }) },
-        { mixp_param(ctx, "1.w", MIXP_F32, 2, (int64_t[]){ 2, WIDE }),
-          mixp_param(ctx, "1.b", MIXP_F32, 1, (int64_t[]){ 2 }) }
+        { mixp_param(ctx, "0.w", MIXP_F32, MIXP_SHAPE(WIDE, 2)),
+          mixp_param(ctx, "0.b", MIXP_F32, MIXP_SHAPE(WIDE)) },
+        { mixp_param(ctx, "1.w", MIXP_F32, MIXP_SHAPE(2, WIDE)),
+          mixp_param(ctx, "1.b", MIXP_F32, MIXP_SHAPE(2)) }
     };
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_optimizer_desc adamw = mixp_adamw_defaults();

@@ -5,6 +5,7 @@
  *   cc -O2 examples/11_state.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 enum { ROWS = 16, WIDTH = 8, ALL = ROWS * WIDTH };

@@ -24,7 +24,7 @@ static void make_data(void) {
 /* Trains in a dtype; the loss of every 20th step. */
 static void train(mixp_dtype dtype, int scaled, double *curve) {
     const int64_t       shape[2] = { WIDTH, WIDTH }, batch[2] = { ROWS, WIDTH };
-    mixp_scaler_desc    rule = { .disabled = !scaled, .growth_interval = EVERY };
+    mixp_scaler_desc    rule = { .growth_interval = EVERY, .disabled = !scaled };
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context       *ctx = mixp_context_new(NULL);
     mixp_tensor        *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;

@@ -74,8 +74,8 @@ static void make_bert(bert *m, mixp_dtype dtype, int level, int steps) {
     mixp_context       *c = m->ctx = mixp_context_new(NULL);
     m->dtype = dtype;
     mixp_autocast_set_level(c, level);
-    m->tokens = mixp_param(c, "tokens", MIXP_F32, 2, (int64_t[]){ TOKENS, C });
-    m->places = mixp_param(c, "places", MIXP_F32, 2, (int64_t[]){ T, C });
+    m->tokens = mixp_param(c, "tokens", MIXP_F32, MIXP_SHAPE(TOKENS, C));
+    m->places = mixp_param(c, "places", MIXP_F32, MIXP_SHAPE(T, C));
     mixp_init_normal(m->tokens, 0.0, 0.08);
     mixp_init_normal(m->places, 0.0, 0.08);
     m->norm = make_norm(c, "norm", 0);
@@ -103,7 +103,7 @@ static mixp_tensor *apply(bert *m, mixp_tensor *x, const linear *l) { return mix
 static mixp_tensor *logits_of(bert *m, const int32_t *row, const int32_t *n, int64_t rows, int64_t time, int training) {
     mixp_context       *c = m->ctx;
     mixp_attention_desc a = { .heads = HEADS, .lengths = mixp_input(c, MIXP_I32, 1, &rows, n) };
-    mixp_tensor        *x = mixp_input(c, MIXP_I32, 2, (int64_t[]){ rows, time }, row), *h;
+    mixp_tensor        *x = mixp_input(c, MIXP_I32, MIXP_SHAPE(rows, time), row), *h;
     x = mixp_add(c, mixp_embedding(c, m->tokens, x), mixp_slice(c, m->places, 0, 0, time));
     x = norm(m, x, &m->norm);
     for (int i = 0; i < LAYERS; i++) {
@@ -123,7 +123,7 @@ static double train_step(bert *m) {
     mixp_zero_grad(m->opt);
     MIXP_AUTOCAST(m->ctx, m->dtype)
         loss = mixp_cross_entropy(m->ctx, logits_of(m, ids, lengths, BATCH, T, 1),
-                                  mixp_input(m->ctx, MIXP_I32, 2, (int64_t[]){ BATCH, T }, want), MIXP_IGNORE);
+                                  mixp_input(m->ctx, MIXP_I32, MIXP_SHAPE(BATCH, T), want), MIXP_IGNORE);
     mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
     mixp_scaler_step(m->scaler, m->opt);
     mixp_scaler_update(m->scaler);

@@ -45,7 +45,7 @@ static mixp_in low_weight(int w) {
 }
 
 static void matmul_forward(float *out, const float *in, int w, int n, int m) {
-    mixp_gemm_args g = { .m = ROWS, .n = m, .k = n, .batch = 1, .alpha = 1.0f, .trans_b = 1 };
+    mixp_gemm_args g = { .m = ROWS, .n = m, .k = n, .batch = 1, .trans_b = 1, .alpha = 1.0f };
     g.a = low(in_low, in, ROWS * n), g.lda = n;
     g.b = low_weight(w), g.ldb = n;
     g.bias = (mixp_in){ param[w + 1], MIXP_F32 };
@@ -55,7 +55,7 @@ static void matmul_forward(float *out, const float *in, int w, int n, int m) {
 
 static void matmul_backward(float *din, const float *dout, const float *in, int w, int n, int m) {
     mixp_gemm_args d = { .m = ROWS, .n = n, .k = m, .batch = 1, .alpha = 1.0f };
-    mixp_gemm_args g = { .m = m, .n = n, .k = ROWS, .batch = 1, .alpha = 1.0f, .trans_a = 1 };
+    mixp_gemm_args g = { .m = m, .n = n, .k = ROWS, .batch = 1, .trans_a = 1, .alpha = 1.0f };
     d.a = g.a = low(out_low, dout, ROWS * m), d.lda = g.lda = m;
     d.b = low_weight(w), d.ldb = n;
     d.c = (mixp_out){ din, MIXP_F32, 0 }, d.ldc = n;

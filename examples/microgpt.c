@@ -6,6 +6,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "names.h"
+#include <math.h>
 #include <stdio.h>
 #include <time.h>
 

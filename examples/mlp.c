@@ -5,6 +5,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "../mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 enum { POINTS = 512, HIDDEN = 64, STEPS = 400 };

@@ -48,7 +48,7 @@ static int is_letter(char c) { return c >= 'a' && c <= 'z'; }
 
 /* Fills `names` from a text. A character that is not a lower-case letter ends a name. */
 static void find_names(const char *text) {
-    names.first = malloc(sizeof *names.first * (strlen(text) / 2 + 1));
+    names.first = (const char **)malloc(sizeof *names.first * (strlen(text) / 2 + 1));
     for (int i = 0; names.first && text[i]; i++)
         if (is_letter(text[i]) && (i == 0 || !is_letter(text[i - 1]))) names.first[names.count++] = text + i;
 }

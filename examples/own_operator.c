@@ -9,6 +9,7 @@
  * a wave with it, in bf16. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 /* --- one element: the same text for the host and for kernels ------------------------------- */

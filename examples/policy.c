@@ -14,6 +14,7 @@
  * its batch, so the ratio is exactly 1, and no correction for a mismatch is needed. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -74,7 +75,7 @@ static run *run_new(mixp_dtype dtype, unsigned long long seed) {
     mixp_scaler_desc scaler = { .disabled = dtype == MIXP_BF16 };
     mixp_context_desc context = { .seed = seed };
     mixp_optimizer_desc adam = mixp_adam_defaults();
-    run             *r = calloc(1, sizeof *r);
+    run             *r = (run *)calloc(1, sizeof *r);
     r->dtype = dtype;
     r->random = seed;
     r->least = r->most = 1.0f;

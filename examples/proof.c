@@ -16,6 +16,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "../mixprec.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include "plain_file.h"

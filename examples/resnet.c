@@ -12,6 +12,7 @@
 #include "../mixprec.h"
 #include "conv.h"
 
+#include <math.h>
 #include <stdio.h>
 
 enum { BATCH = 32, SIZE = 16, CLASSES = 4, STEPS = 120, LAST = 20, WIDTH = 16 };

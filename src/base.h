@@ -2,6 +2,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>     /* memcpy: reads a float's bits portably */
+#ifdef __cplusplus
+#  include <initializer_list>       /* MIXP_SHAPE */
+#endif
 
 #define MIXPREC_VERSION_MAJOR 0
 #define MIXPREC_VERSION_MINOR 1

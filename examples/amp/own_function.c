@@ -3,6 +3,7 @@
  *   cc -O2 examples/amp/own_function.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 /* softplus, log(1 + e^x): in fp16 e^x would be Inf from x = 12 on. */

@@ -8,6 +8,7 @@
  * For a penalty on the slope at an input (WGAN-GP) take the input, which must require a gradient, in place of w. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 enum { ROWS = 32, IN = 4, HIDDEN = 8, STEPS = 201, WEIGHTS = 2 };

@@ -3,6 +3,7 @@
  *   cc -O2 examples/amp/typical.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include <math.h>
 #include <stdio.h>
 
 enum { ROWS = 32, IN = 4, STEPS = 200 };

@@ -44,10 +44,10 @@ int main(void) {
     scaler = mixp_scaler_new(ctx, NULL);
     adamw = mixp_adamw_defaults();
     opt = mixp_optimizer_new(ctx, &adamw);
-    w1 = mixp_param(ctx, "fc1.w", MIXP_F32, 2, (int64_t[]){ 64, 16 });
-    b1 = mixp_param(ctx, "fc1.b", MIXP_F32, 1, (int64_t[]){ 64 });
-    w2 = mixp_param(ctx, "fc2.w", MIXP_F32, 2, (int64_t[]){ 4, 64 });
-    b2 = mixp_param(ctx, "fc2.b", MIXP_F32, 1, (int64_t[]){ 4 });
+    w1 = mixp_param(ctx, "fc1.w", MIXP_F32, MIXP_SHAPE(64, 16));
+    b1 = mixp_param(ctx, "fc1.b", MIXP_F32, MIXP_SHAPE(64));
+    w2 = mixp_param(ctx, "fc2.w", MIXP_F32, MIXP_SHAPE(4, 64));
+    b2 = mixp_param(ctx, "fc2.b", MIXP_F32, MIXP_SHAPE(4));
     mixp_init_all(ctx, "*.w", mixp_init_kaiming_normal, 1.4);
     mixp_optimizer_add_all(opt, "*");
     next_batch(x, label);

@@ -2,6 +2,7 @@
 # test_docs.sh - the README, the pages of docs/ and the manual of mixprec.h do what they say:
 #   - a program in C compiles without a warning, runs, and prints the output that is quoted below it;
 #   - a fragment in C does so inside fragment.c;
+#   - both compile as C++, and so does each example, unless its page says "C only";
 #   - a block of shell runs, as a reader pastes it, in a folder like a fresh clone.
 # A line of shell whose comment says `needs` (需要) or `minutes` is counted as skipped, and make only looks its
 # targets up. Under MIXPREC_TEST_QUICK the compiler links the library that make built; in make test-long it
@@ -27,6 +28,7 @@ blocks() { # PAGE NAME
     awk -v base="$tmp/$2-" '
         /^```/ && open { open = 0; close(file); next }
         /^```/ { open = 1; lang = substr($0, 4); sub(/ .*/, "", lang); file = "/dev/null"
+                 if ($0 ~ /C only/) { print >(base (n + 1) ".c_only") }
                  if (lang == "c" || lang == "sh") { file = base (++n) "." lang; said = 0 }
                  else if (lang == "" && said) { file = base n ".out"; said = 0 }
                  next }
@@ -44,6 +46,16 @@ prints() { # BLOCK: what it prints is quoted, if the page quotes something
 }
 program()  { compiles "$1.c" && prints "$1"; }
 fragment() { compiles tests/programs/fragment.c -Wno-unused -DFRAGMENT="\"$1.c\"" && prints "$1"; }
+# As C++: C++20 has the designated initialisers of these pages. The implementation is left out.
+is_cpp() { # FILE FLAGS...
+    [ "$CXX" ] || return 0
+    file=$1; shift
+    $CXX -x c++ -std=c++20 -fsyntax-only -Wall -Werror -Wno-unused -Wno-deprecated-enum-float-conversion \
+        -DMIXPREC_IMPLEMENTATION_DONE -I. -Iexamples "$@" "$file"
+}
+is_gnu_cpp() { echo 'int main() { return 0; }' >"$tmp/probe.cpp" && $1 -x c++ -std=c++20 -fsyntax-only "$tmp/probe.cpp"; }
+CXX=${CXX-c++}
+is_gnu_cpp "$CXX" 2>/dev/null || { CXX=; skip 'the programs as C++ (no compiler for C++20)'; }
 at_file_scope() { { echo '#include "mixprec.h"'; cat "$1.c"; } >"$tmp/scope.c" && compiles "$tmp/scope.c" -Wno-unused -c; }
 
 # ---- a folder like a fresh clone, with programs that replace make, and in quick tests cc
@@ -79,9 +91,13 @@ for page in $pages; do
     for f in "$tmp/$name"-*.c; do
         [ -f "$f" ] || continue
         block=${f%.c} what="$page, block ${f#"$tmp/$name"-}"
-        if grep -q 'int main(' "$f"; then check "$what" program "$block"
-        elif grep -Eq '^(static|#include|#define|typedef)' "$f"; then check "$what" at_file_scope "$block"
-        else check "$what" fragment "$block"; fi
+        if grep -q 'int main(' "$f"; then check "$what" program "$block"; set -- "$f"
+        elif grep -Eq '^(static|#include|#define|typedef)' "$f"; then
+            check "$what" at_file_scope "$block"; set -- "$tmp/scope.c"
+        else check "$what" fragment "$block"; set -- tests/programs/fragment.c "-DFRAGMENT=\"$f\""; fi
+        case ${MIXPREC_TEST_QUICK:+quick}$page in
+        quickREADME.md | [!q]*) [ -f "$block.c_only" ] || check "$what, as C++" is_cpp "$@" ;;
+        esac
     done
     for f in "$tmp/$name"-*.sh; do
         [ -f "$f" ] || continue
@@ -92,6 +108,15 @@ for page in $pages; do
         while read -r line; do skip "$page: $line"; done <"$tmp/left"
     done
 done
+
+# ---- the examples as C++; examples/README.md names those that are C only
+if [ -z "${MIXPREC_TEST_QUICK-}" ]; then
+    for f in examples/*.c examples/*.cpp examples/amp/*.c; do
+        if ! grep -q "C only.*](${f#examples/})" examples/README.md; then check "$f, as C++" is_cpp "$f"; fi
+    done
+    check 'examples/cpp.cpp runs' eval "$CXX -std=c++17 -O0 -I. -DMIXPREC_IMPLEMENTATION_DONE examples/cpp.cpp $library ${OPENMP-} -lm \
+        -o $tmp/cpp && $tmp/cpp | grep -q '^caught: linear: x \[21, 3\]'"
+fi
 
 # ---- CMake's lines of the README, in a project beside this folder; tests/tools/test_cmake.sh builds those of docs/embedding.md
 cmake_takes_it() {
