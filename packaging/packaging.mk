@@ -5,6 +5,7 @@
 
 # What users include, and what they compile: see docs/embedding.md.
 ADDONS  = compare conv plain_file recurrent report trail
+RELEASE_ADDONS = $(ADDONS) gguf profile
 SOURCED = mixprec_cuda.cu LICENSE $(wildcard src/parts/*.c)
 install:   ## copy the header, its parts, add-ons, companion, licence and mixprec.pc below DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include/mixprec' '$(DESTDIR)$(PREFIX)/share/pkgconfig' '$(DESTDIR)$(PREFIX)/share/mixprec'
@@ -53,12 +54,24 @@ $(SHARED)/libmixprec.cdef: mixprec.h src/declarations.awk
 # bytes of the files; those of the library depend on the compiler.
 DIST    = $(BUILD)/dist/mixprec-$(VERSION)
 MACHINE = $(shell uname -sm | tr 'A-Z ' 'a-z-')
-dist: dist-files $(SHARED)/libmixprec.a   ## a release in BUILD/dist: header, companion, parts, add-ons, checksums, and a static library of this machine
+dist: dist-files $(SHARED)/libmixprec.a   ## a release in BUILD/dist: header, companion, parts, add-ons, reference, SBOM, checksums; a static library of this machine
 	$(Q)rm -rf $(DIST)-$(MACHINE) && mkdir $(DIST)-$(MACHINE) && cp mixprec.h $(SHARED)/libmixprec.a LICENSE $(DIST)-$(MACHINE)/
 	$(call pack_release,$(DIST)-$(MACHINE))
 dist-files: mixprec.h mixprec_cuda.cu
-	$(Q)rm -rf $(BUILD)/dist && mkdir -p $(DIST) && cp mixprec.h $(SOURCED) $(ADDONS:%=examples/%.h) $(DIST)/
+	$(Q)rm -rf $(BUILD)/dist && mkdir -p $(DIST)
+	$(Q)cp mixprec.h $(SOURCED) $(RELEASE_ADDONS:%=examples/%.h) CHANGELOG.md SECURITY.md $(DIST)/
+	$(Q)if command -v $(PYTHON) >/dev/null; then $(PYTHON) src/reference.py >$(DIST)/reference.html; \
+	    else echo 'dist: no $(PYTHON), so the release has no reference.html'; fi
+	$(Q)$(sbom) >$(DIST)/mixprec.spdx
 	$(call pack_release,$(DIST))
+# What the release consists of, in SPDX 2.3: one package without dependencies. Its date is that of the commit.
+sbom = printf '%s\n' 'SPDXVersion: SPDX-2.3' 'DataLicense: CC0-1.0' 'SPDXID: SPDXRef-DOCUMENT' 'DocumentName: mixprec-$(VERSION)' \
+    'DocumentNamespace: https://spdx.org/spdxdocs/mixprec-$(VERSION)' 'Creator: Organization: the maintainers of mixprec' \
+    "Created: $$(TZ=UTC0 git log -1 --date='format-local:%Y-%m-%dT%H:%M:%SZ' --format=%cd 2>/dev/null || echo 1970-01-01T00:00:00Z)" '' \
+    'PackageName: mixprec' 'SPDXID: SPDXRef-mixprec' 'PackageVersion: $(VERSION)' 'PackageDownloadLocation: NOASSERTION' \
+    'FilesAnalyzed: false' 'PackageLicenseConcluded: MIT OR Unlicense' 'PackageLicenseDeclared: MIT OR Unlicense' \
+    'PackageCopyrightText: NOASSERTION' "PackageChecksum: SHA256: $$(sha256sum mixprec.h | cut -d ' ' -f 1)" \
+    'PackageComment: the checksum is that of mixprec.h' '' 'Relationship: SPDXRef-DOCUMENT DESCRIBES SPDXRef-mixprec'
 define pack_release
 $(Q)cd $1 && sha256sum * >SHA256SUMS
 $(Q)cd $(BUILD)/dist && tar --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime=@0 -cf - \
