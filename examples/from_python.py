@@ -5,7 +5,7 @@
 SPDX-License-Identifier: MIT OR Unlicense
 
 libmixprec.cdef declares all of the API, so a call here is the call in C. A handle is a pointer; an array of numpy is
-passed by its address. The library has no macros (MIXP_AUTOCAST): mixp_autocast_enter and mixp_autocast_leave
+passed by its address. The library has no macros (MIXP_AUTOCAST): mixp_autocast_open and mixp_autocast_close
 open and close a region."""
 import math
 import os
@@ -52,14 +52,14 @@ def train(dtype):
     for x, y in batches():
         lib.mixp_step_begin(ctx)
         lib.mixp_zero_grad(opt)
-        lib.mixp_autocast_enter(ctx, dtype)
+        region = lib.mixp_autocast_open(ctx, dtype)
         h = lib.mixp_input(ctx, lib.MIXP_F32, 2, list(x.shape), ffi.from_buffer(x))
         for i in (0, 2):
             h = lib.mixp_relu(ctx, lib.mixp_linear(ctx, h, views[i], views[i + 1]))
         h = lib.mixp_linear(ctx, h, views[4], views[5])
         target = lib.mixp_input(ctx, lib.MIXP_I32, 1, list(y.shape), ffi.from_buffer(y))
         loss = lib.mixp_cross_entropy(ctx, h, target, -100)
-        lib.mixp_autocast_leave(ctx)
+        lib.mixp_autocast_close(ctx, region)
         lib.mixp_backward(ctx, lib.mixp_scaler_scale(scaler, loss))
         lib.mixp_scaler_step(scaler, opt)
         lib.mixp_scaler_update(scaler)

@@ -181,14 +181,14 @@ typedef struct mixp_scaler_state {
 #define MIXPI_LARGEST_SCALE 8.50705917e37f      /* 2^126 */
 
 /* Records the unscaled magnitude of a gradient, for rules that predict. */
-MIXPREC_HD void mixp_scaler_note(mixp_scaler_state *s, float largest) {
+MIXPREC_HD void mixpi_scaler_note_unscaled(mixp_scaler_state *s, float largest) {
     int is_finite = (mixp_bits_of_f32(largest) & 0x7F800000u) != 0x7F800000u;
     if (is_finite && largest > s->largest) s->largest = largest;
 }
 
 /* Records the magnitude of a gradient that was multiplied by the current scale. */
-MIXPREC_HD void mixp_scaler_note_scaled(mixp_scaler_state *s, float largest)
-{ mixp_scaler_note(s, (float)((double)largest / (double)s->scale)); }
+MIXPREC_HD void mixpi_scaler_note_scaled(mixp_scaler_state *s, float largest)
+{ mixpi_scaler_note_unscaled(s, (float)((double)largest / (double)s->scale)); }
 
 /* One backoff from a scale, never below the floor. */
 MIXPREC_HD float mixpi_scaler_lower(float scale, const mixp_scaler_rule *r) {
@@ -201,7 +201,7 @@ MIXPREC_HD float mixpi_scaler_lower(float scale, const mixp_scaler_rule *r) {
 MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     s->skips++;
     s->growth_tracker = 0;
-    if (r->predicts) mixp_scaler_note_scaled(s, r->low_largest);    /* a lower bound of it */
+    if (r->predicts) mixpi_scaler_note_scaled(s, r->low_largest);    /* a lower bound of it */
     if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
     else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
@@ -288,11 +288,11 @@ MIXPREC_HD void mixpi_scaler_remember(mixp_scaler_state *s) {
 }
 
 /* The scale of `age` updates ago; 0 = the current scale. */
-MIXPREC_HD float mixp_scaler_scale_at(const mixp_scaler_state *s, int age)
+MIXPREC_HD float mixpi_scaler_scale_at(const mixp_scaler_state *s, int age)
 { return age > 0 ? s->past[age - 1] : s->scale; }
 
 /* Advances the state by one update. This is all of a scaler's arithmetic, on every device. */
-MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r,
+MIXPREC_HD void mixpi_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r,
                                     int found_inf) {
     s->updates++;
     s->found_inf = 0;
@@ -303,7 +303,7 @@ MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule
     else           mixpi_scaler_clean(s, r);
 }
 
-/* mixp_scaler_advance for a skip whose cause is in the forward pass, which no scale cures: changes
+/* mixpi_scaler_advance for a skip whose cause is in the forward pass, which no scale cures: changes
  * only the counts. */
 MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     s->updates++;
@@ -315,7 +315,7 @@ MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rul
 }
 
 /* The factor that unscales gradients, rounded as in PyTorch. */
-MIXPREC_HD float mixp_scaler_inverse(float scale) { return (float)(1.0 / (double)scale); }
+MIXPREC_HD float mixpi_scaler_inverse(float scale) { return (float)(1.0 / (double)scale); }
 
 /* --- a step ----------------------------------------------------------------------------- */
 
@@ -693,7 +693,7 @@ MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t
 /* The learning rate after `applied` steps. Calls the function of MIXP_SCHEDULE_FUNCTION, on the
  * host only. */
 MIXPI_HD_SELDOM
-MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
+MIXPREC_HD double mixpi_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
     const int64_t t = applied - s->warmup;
     switch (s->kind) {
     case MIXP_SCHEDULE_ONE_CYCLE: return lr * mixpi_one_cycle(s, applied);
@@ -722,7 +722,7 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
 MIXPREC_HD double mixpi_plan_lr(const mixp_step_plan *plan, double lr, int64_t applied) {
     const int64_t at = applied - plan->factors_from;
     if (plan->schedule.kind != MIXP_SCHEDULE_FUNCTION)
-        return mixp_schedule_lr(&plan->schedule, lr, applied);
+        return mixpi_schedule_lr(&plan->schedule, lr, applied);
     return lr * plan->factors[at < 0 ? 0 : at < MIXPI_FACTORS ? at : MIXPI_FACTORS - 1];
 }
 
@@ -829,7 +829,7 @@ MIXPREC_HD int mixpi_is_decoupled(const mixp_step_plan *plan) {
            plan->kind >= MIXP_OPTIMIZER_LION;
 }
 
-/* Does mixp_adam_element update the elements of this kind? */
+/* Does mixpi_adam_element update the elements of this kind? */
 MIXPREC_HD int mixpi_is_adam(mixp_optimizer_kind kind)
 { return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RADAM; }
 
@@ -867,7 +867,7 @@ MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group
 
 /* The scalars of the group's update, for a parameter in its t-th step. */
 MIXPI_HD_SELDOM
-MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
+MIXPREC_HD void mixpi_step_scalars_of(const mixp_step_plan *plan,
                                      const mixp_step_state *state, int group, int64_t t,
                                      mixp_step_scalars *u) {
     const mixp_param_group *g = &plan->groups[group];
@@ -886,7 +886,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
 }
 
 /* min(1, max_norm / (norm + 1e-6)), as in PyTorch. A NaN norm gives 1. */
-MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm) {
+MIXPREC_HD double mixpi_clip_coefficient(double norm, double max_norm) {
     double c = max_norm / (norm + 1e-6);
     return c < 1.0 ? c : 1.0;
 }
@@ -920,11 +920,11 @@ MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s
     norm = s->stats.norm * (double)s->clipped;
 #endif
     if (plan->gathered && plan->max_norm > 0.0)
-        clip = mixp_clip_coefficient(norm, plan->max_norm);
-    s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
+        clip = mixpi_clip_coefficient(norm, plan->max_norm);
+    s->scale = scaler ? mixpi_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled)
-        s->factor = clip * (double)mixp_scaler_inverse(s->scale);
+        s->factor = clip * (double)mixpi_scaler_inverse(s->scale);
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
     if (plan->kind == MIXP_OPTIMIZER_MUON_UNIT)
         s->factor = mixpi_muon_unit(norm, &plan->groups[0]);
@@ -1039,7 +1039,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     mixpi_step_look(plan, s);
     bad = s->stats.found_inf != 0;
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
-    if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
+    if (scaler && plan->gathered) mixpi_scaler_note_unscaled(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     s->loss_bad = scaler && scaler->loss_bad;
     mixpi_step_factor(plan, s, scaler);
@@ -1054,10 +1054,10 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
 }
 
 /* All scalar work of one step. A pure function, the same on every device. */
-MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
+MIXPREC_HD void mixpi_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
                                   mixp_scaler_state *scaler) {
     int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
-    for (g = 0; g < n; g++) mixp_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
+    for (g = 0; g < n; g++) mixpi_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
 }
 
 /* The decay of weight p, which is about to move against `update`. Cautious: 0 where the update
@@ -1115,7 +1115,7 @@ MIXPREC_HD int64_t mixpi_whole_of(double x)
 
 /* Writes this rank's results into its row. All of the row's numbers are finite, except perhaps the
  * loss. */
-MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
+MIXPREC_HD void mixpi_agree_fill(double *row, const mixp_step_plan *plan,
                                 const mixp_step_state *s,
                                 const mixp_scaler_state *scaler) {
     int found = s->stats.found_inf != 0;
@@ -1217,7 +1217,7 @@ MIXPREC_HD void mixpi_agree_buffer(const double *row, int r, mixp_agreement *a) 
 }
 
 /* Reads the results of all ranks from the table. If ranks differ, all ranks skip the step. */
-MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s,
+MIXPREC_HD void mixpi_agree_read(const double *table, int size, mixp_step_state *s,
                                 mixp_scaler_state *scaler) {
     const int32_t part_rank = s->agreed.part_rank;
     double loss = 0.0;
@@ -1259,7 +1259,7 @@ MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
 
 /* One element of Adam or AdamW, with a fixed order of roundings. p: the master weight. m, v: the
  * moments. grad: the gradient as stored. */
-MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
+MIXPREC_HD void mixpi_adam_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m, float *v) {
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio, decay;
     *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
@@ -1277,7 +1277,7 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
 }
 
 /* One element of SGD. m: NULL without momentum. */
-MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
+MIXPREC_HD void mixpi_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
     if (m) {
@@ -1288,7 +1288,7 @@ MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *
 }
 
 /* One element of RMSprop, in PyTorch's order. m: NULL without momentum. */
-MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
+MIXPREC_HD void mixpi_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
                                      float *m, float *v) {
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
@@ -1331,7 +1331,7 @@ MIXPREC_HD void mixpi_adamax(const mixp_step_scalars *u, float g, float *p, floa
 /* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum
  * into Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see
  * mixp_param_row; NAdam and Adamax do not read it. */
-MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
+MIXPREC_HD void mixpi_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
                                    float *p, float *m, float *v, float *third) {
     const float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
     float top, ratio;
@@ -1361,7 +1361,7 @@ MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_sca
 /* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
  * the gradient joins the momentum (Chen et al., "Symbolic Discovery of Optimization Algorithms",
  * 2023). */
-MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
+MIXPREC_HD void mixpi_lion_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m) {
     float g = grad * u->factor, blend = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
@@ -1386,7 +1386,7 @@ MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
 }
 
 /* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
-MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float grad,
+MIXPREC_HD void mixpi_muon_momentum_element(const mixp_step_scalars *u, float grad,
                                            float *direction, float *m) {
     float g = mixpi_rounded_product(grad, u->factor);
     *m = mixpi_lerp(*m, g, u->rest1);
@@ -1394,7 +1394,7 @@ MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float gra
 }
 
 /* One element of Muon's last pass. shape: the factor of the rate for the matrix's shape. */
-MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
+MIXPREC_HD void mixpi_muon_element(const mixp_step_scalars *u, float shape,
                                   float direction, float *p) {
     float rate = u->rate * shape;
     *p = mixpi_fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);

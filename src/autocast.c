@@ -500,18 +500,18 @@ MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *c
     return ctx && ctx->casting ? ctx->casting->recipes : none;
 }
 
-MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
+MIXPREC_API int mixpi_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
     if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_BLOCK);
     return 1;
 }
 
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
+MIXPREC_API int mixpi_no_grad_enter(mixp_context *ctx) {
     if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_BLOCK, 1);
     return 1;
 }
 
 /* Closes the innermost block, and all regions that were pushed and not popped in it. */
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
+MIXPREC_API int mixpi_autocast_leave(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c) return 0;
     if (c->n_regions > MIXPI_REGIONS_ROOM) {
@@ -526,7 +526,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     return 0;
 }
 
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+MIXPREC_API int mixpi_no_grad_leave(mixp_context *ctx) { return mixpi_autocast_leave(ctx); }
 
 static int mixpi_regions_count(const mixp_context *ctx) {
     return ctx->casting ? ctx->casting->n_regions : 0;
@@ -544,11 +544,11 @@ static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name, mixpi_r
     return MIXP_OK;
 }
 
-MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
+MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name) {
     if (ctx) mixpi_scope_open(ctx, name ? name : "", MIXPI_REGION_IN_BLOCK);
     return 1;
 }
-MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+MIXPREC_API int mixpi_scope_leave(mixp_context *ctx) { return mixpi_autocast_leave(ctx); }
 
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
     if (!ctx || !name || !*name)
@@ -575,17 +575,6 @@ MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
     if (ctx && opened >= 0 && opened < mixpi_regions_count(ctx)) ctx->casting->n_regions = opened;
-}
-
-MIXPREC_API mixp_tensor *mixp_autocast_call(
-    mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn, void *user) {
-    mixp_tensor *t;
-    int opened;
-    if (!ctx || !fn) return NULL;
-    opened = mixp_autocast_open(ctx, dtype);
-    t = fn(ctx, user);
-    mixp_autocast_close(ctx, opened);
-    return t;
 }
 
 /* Closes the region of an abandoned walk, and all regions opened in it. */

@@ -65,11 +65,11 @@ MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
 /* Returns the current region; dtype MIXP_F32 and level 0 outside of all regions. */
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
-/* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on.
+/* Sets the level, 0..3, that the block form uses from now on.
  * MIXP_ERR_ARGUMENT: another level; the old level stays. MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
-/* Sets the recipe that bf16 regions of the block form and of mixp_autocast_call use from now on; it
+/* Sets the recipe that bf16 regions of the block form use from now on; it
  * is copied. NULL or kind MIXP_RECIPE_NONE = none. While a recipe is set, an f16 block is
  * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_push with a recipe;
  * the old recipe then stays.
@@ -127,30 +127,24 @@ MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *c
  * continue ends the block, not the iteration of the loop around it, because C cannot tell continue
  * from the end of the block. */
 #define MIXP_AUTOCAST(ctx, dtype)                                                         \
-    MIXPI_IN_REGION(mixpi_cast_, mixp_autocast_enter((ctx), (dtype)),                  \
-                       mixp_autocast_leave(ctx), __LINE__)
+    MIXPI_IN_REGION(mixpi_cast_, mixpi_autocast_enter((ctx), (dtype)),                  \
+                       mixpi_autocast_leave(ctx), __LINE__)
 /* Names contain kind and line, so that nested blocks do not shadow each other. */
 #define MIXPI_IN_REGION(kind, enter, leave, line)                                      \
     MIXPI_IN_REGION_AT(kind, enter, leave, line)
 #define MIXPI_IN_REGION_AT(kind, enter, leave, line)                                   \
     for (int kind##line = (enter); kind##line; kind##line = (leave))
-MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
-
-/* Runs fn(ctx, user) in a region that ends however fn returns, like PyTorch's decorator form.
- * Returns what fn returns; NULL if ctx or fn is NULL. */
-MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
-                                            mixp_tensor *(*fn)(mixp_context *, void *),
-                                            void *user);
+MIXPREC_API int mixpi_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
+MIXPREC_API int mixpi_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
 /* MIXP_NO_GRAD(ctx) { loss = model(ctx, x); }
  *
  * For evaluation: operators inside are not recorded for backward. Blocks nest. Leave the block only
  * at its end, and keep it within a step, as with MIXP_AUTOCAST. */
 #define MIXP_NO_GRAD(ctx)                                                                 \
-    MIXPI_IN_REGION(mixpi_no_grad_, mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
+    MIXPI_IN_REGION(mixpi_no_grad_, mixpi_no_grad_enter(ctx), mixpi_no_grad_leave(ctx), __LINE__)
+MIXPREC_API int mixpi_no_grad_enter(mixp_context *ctx);                     /* always 1 */
+MIXPREC_API int mixpi_no_grad_leave(mixp_context *ctx);                     /* always 0 */
 
 /* Regions that can be left in any way. An open function opens a region and returns its number, or
  * -1 if ctx is NULL. mixp_autocast_close closes that region and every region opened since, of any
@@ -165,9 +159,9 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
  * joined by dots; a joined name is cut after 200 characters. Leave the block only at its end, and
  * keep it within a step, as with MIXP_AUTOCAST. */
 #define MIXP_SCOPE(ctx, name) \
-    MIXPI_IN_REGION(mixpi_scope_, mixp_scope_enter((ctx), (name)), mixp_scope_leave(ctx), __LINE__)
-MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
-MIXPREC_API int mixp_scope_leave(mixp_context *ctx);                       /* always 0 */
+    MIXPI_IN_REGION(mixpi_scope_, mixpi_scope_enter((ctx), (name)), mixpi_scope_leave(ctx), __LINE__)
+MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
+MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* always 0 */
 
 /* A scope until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
  * are nested more than 64 deep. MIXP_ERR_ORDER: pop without push, or the region or scope opened

@@ -185,7 +185,7 @@ typedef struct mixp_clip_args {
 } mixp_clip_args;
 
 /* All scalar work of one step: decides apply or skip, counts the step, computes learning rates and
- * bias corrections, and ORs found_inf into the scaler. Runs mixp_step_prepare once on the device.
+ * bias corrections, and ORs found_inf into the scaler. Runs mixpi_step_prepare once on the device.
  * Used when the statistics changed after grad_stats (clipping, a reduction over machines), or when
  * there are no statistics. */
 typedef struct mixp_prepare_args {
@@ -243,8 +243,8 @@ typedef struct mixp_look {
                                    of `low`; a saturating cast makes them that number     */
 } mixp_look;
 
-/* mixp_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
- * `falls`: see mixp_scaler_advance_guarded. */
+/* mixpi_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
+ * `falls`: see mixpi_scaler_advance_guarded. */
 typedef struct mixp_advance_args {
     const mixp_scaler_rule *rule;   /* host memory                                         */
     mixp_scaler_state      *scaler;
@@ -370,7 +370,7 @@ MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rul
  * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
  * finds nothing to fix must not keep a run from ending. Where a guard is on and has seen the
  * gradients (narrow), two skips find the scale to which many backoffs lead. */
-MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
+MIXPREC_HD void mixpi_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
                                             int32_t forgives, int32_t falls,
                                             const mixp_look *narrow) {
     const int bad = s->found_inf, forward = s->loss_bad || s->buffer_bad;
@@ -382,7 +382,7 @@ MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_sca
         mixpi_scaler_forgive(s, r);
         return;
     }
-    mixp_scaler_advance(s, r, bad);
+    mixpi_scaler_advance(s, r, bad);
     if (forgives && bad) mixpi_scaler_dive(s, r, before, forward ? NULL : narrow);
     else if (forgives)   mixpi_scaler_surface(s, r, before, narrow);
 }
@@ -423,8 +423,8 @@ typedef struct mixp_look_args {
 
 /* Agreement of the ranks, between grad_stats and prepare. It has two halves, with a sum over ranks
  * between them. The first half fills this rank's row of table and zeros the other rows. The second
- * half (`reads` 1) reads the results of all ranks from the summed table. See mixp_agree_fill and
- * mixp_agree_read. looks: the result of grad_stats for each bucket of gradients, before the bucket
+ * half (`reads` 1) reads the results of all ranks from the summed table. See mixpi_agree_fill and
+ * mixpi_agree_read. looks: the result of grad_stats for each bucket of gradients, before the bucket
  * was summed. first_leaf: the index of each bucket's first gradient. in_parts: the sums are
  * scattered, and step describes only this rank's part. All pointers but plan: device memory. */
 typedef struct mixp_agree_args {

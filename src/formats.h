@@ -374,11 +374,8 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
     return sign | code;
 }
 
-/* The stochastic forms round up if `random`, uniform in [0, 2^32), is below the removed part. */
 MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
 { return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
-MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_f16_of_bits(mixpi_round_f32(MIXP_F16, mixp_bits_of_f32(x), 0, 1, random)); }
 MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
 { return mixp_f16_of_bits((uint32_t)mixp_encode(MIXP_F16, x, 0)); }
 MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
@@ -386,10 +383,6 @@ MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
 
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
 { return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
-MIXPREC_HD mixp_bf16 mixp_bf16_from_f32_stochastic(float x, uint32_t random) {
-    return mixp_bf16_of_bits(
-        mixpi_round_f32(MIXP_BF16, mixp_bits_of_f32(x), 0, 1, random));
-}
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
 { return mixp_bf16_of_bits((uint32_t)mixp_encode(MIXP_BF16, x, 0)); }
 MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h)
@@ -399,14 +392,6 @@ MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 1, 0, 0)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_stochastic(float x, uint32_t random) {
-    return mixp_e4m3_of_bits(
-        mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 1, random));
-}
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64(double x)
-{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 0)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64_sat(double x)
-{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 1)); }
 MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h)
 { return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
 
@@ -414,14 +399,6 @@ MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 1, 0, 0)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_stochastic(float x, uint32_t random) {
-    return mixp_e5m2_of_bits(
-        mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 1, random));
-}
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64(double x)
-{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 0)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64_sat(double x)
-{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 1)); }
 MIXPREC_HD float mixp_f32_from_e5m2(mixp_e5m2 h)
 { return mixp_f32_of_bits(mixpi_f32_of_f16((uint32_t)h.bits << 8)); }
 

@@ -5,16 +5,16 @@
  * Random numbers are keyed by (seed, applied steps, tensor, element), with one word per element.
  * The first moment uses the word's lower half, the second moment its upper half, a master a mix.
  */
-MIXPREC_HD uint64_t mixp_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
+MIXPREC_HD uint64_t mixpi_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
 { return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
 /* The key of the 2^32 elements around `element`. */
-MIXPREC_HD uint64_t mixp_state_key_of(uint64_t key, uint64_t element)
+MIXPREC_HD uint64_t mixpi_state_key_of(uint64_t key, uint64_t element)
 { return key + (element >> 32) * 0x9E3779B97F4A7C15u; }
 /* The word of one element. Every element of every step needs a word, and 64-bit vector products
  * take several times as long as 32-bit products. So the word comes from two 32-bit rounds of
  * multiply and xor-shift (Wellons' constants of least bias), with half of the key before each. */
-MIXPREC_HD uint32_t mixp_state_random(uint64_t key, uint64_t element) {
-    const uint64_t k = mixp_state_key_of(key, element);
+MIXPREC_HD uint32_t mixpi_state_random(uint64_t key, uint64_t element) {
+    const uint64_t k = mixpi_state_key_of(key, element);
     uint32_t x = (uint32_t)element + (uint32_t)k;
     x = (x ^ x >> 16) * 0x7FEB352Du;
     x = (x ^ x >> 15) + (uint32_t)(k >> 32);
@@ -28,7 +28,7 @@ MIXPREC_HD uint32_t mixpi_random_master(uint32_t word) {
 }
 
 /* x rounded to bf16 with 16 random bits. */
-MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
+MIXPREC_HD uint32_t mixpi_state_bf16(float x, uint32_t random) {
     uint32_t u = mixp_bits_of_f32(x);
     uint32_t nan = u | 0x400000u;
     u = (u & 0x7FFFFFFFu) > 0x7F800000u ? nan : u + random;
@@ -44,7 +44,7 @@ MIXPREC_HD uint32_t mixpi_state_size(float x) {
 /* The scale of a block of first moments, an f8_e8m0, from the bits of the largest magnitude.
  * Divided by the scale, the largest is at least 128 and less than 256. The scale is a power of two,
  * so a change of scale is exact. */
-MIXPREC_HD uint32_t mixp_state_scale_m(uint32_t largest) {
+MIXPREC_HD uint32_t mixpi_state_scale_m(uint32_t largest) {
     uint32_t exponent = largest >> 23;
     return exponent > 7u ? exponent - 7u : 1u;
 }
@@ -52,7 +52,7 @@ MIXPREC_HD uint32_t mixp_state_scale_m(uint32_t largest) {
 /* A first moment rounded to f8_e4m3 with 16 random bits. Subnormal results round to nearest: random
  * rounding could enlarge a small moment, which would then be divided by a small root. NaN and Inf
  * become NaN. */
-MIXPREC_HD uint32_t mixp_state_m(float x, uint32_t scale, uint32_t random) {
+MIXPREC_HD uint32_t mixpi_state_m(float x, uint32_t scale, uint32_t random) {
     uint32_t y = mixp_bits_of_f32(x * mixp_f32_of_bits((254u - scale) << 23));
     uint32_t a = y & 0x7FFFFFFFu;
     uint32_t normal = ((a + (random << 4)) >> 20) - (120u << 3);
@@ -61,14 +61,14 @@ MIXPREC_HD uint32_t mixp_state_m(float x, uint32_t scale, uint32_t random) {
     code = a < 0x7F800000u ? code : 0x7Fu;
     return (y >> 24 & 0x80u) | code;
 }
-MIXPREC_HD float mixp_state_m_value(uint32_t code, uint32_t scale) {
+MIXPREC_HD float mixpi_state_m_value(uint32_t code, uint32_t scale) {
     float unit = mixp_f32_of_bits(scale << 23);
     return mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) * unit;
 }
 
 /* The scale of a block of second moments, from the bits of the largest root. The rounded root is
  * less than 2 times the scale. */
-MIXPREC_HD uint32_t mixp_state_scale_v(uint32_t largest) {
+MIXPREC_HD uint32_t mixpi_state_scale_v(uint32_t largest) {
     uint32_t exponent = (largest + 0xFFFFFu) >> 23;
     return exponent > 15u ? exponent : 15u;
 }
@@ -77,14 +77,14 @@ MIXPREC_HD uint32_t mixp_state_scale_v(uint32_t largest) {
  * mantissa in one number, 16 codes to the octave, down from the scale. Only a root of 0 gets code
  * 0: if a small root became 0, its weight would move by the first moment over eps. Code 255 is Inf
  * or NaN; the weight of a NaN is NaN already. */
-MIXPREC_HD uint32_t mixp_state_v(float root, uint32_t scale, uint32_t random) {
+MIXPREC_HD uint32_t mixpi_state_v(float root, uint32_t scale, uint32_t random) {
     uint32_t a = mixp_bits_of_f32(root) & 0x7FFFFFFFu;
     int32_t code = (int32_t)((a + (random << 3)) >> 19) - (int32_t)((scale - 15u) << 4);
     code = code > 1 ? code : 1;
     code = a < 0x7F800000u ? code : 255;
     return a ? (uint32_t)code : 0u;
 }
-MIXPREC_HD float mixp_state_v_value(uint32_t code, uint32_t scale) {
+MIXPREC_HD float mixpi_state_v_value(uint32_t code, uint32_t scale) {
     uint32_t u = (code + ((scale - 15u) << 4)) << 19;
     float root;
     u = code < 255u ? u : 0x7F800000u;
@@ -95,33 +95,33 @@ MIXPREC_HD float mixp_state_v_value(uint32_t code, uint32_t scale) {
 /* A master weight in two parts: the bf16 weight (upper bits) and the rest (lower bits). The weight
  * is the nearest bf16 to the master. Ties round up in magnitude: with ties to even, two masters
  * would have the same parts. NaN is a special case, because the carry would turn it into -0. */
-typedef struct mixp_master_parts { uint32_t weight, rest; } mixp_master_parts;
+typedef struct mixpi_master_parts { uint32_t weight, rest; } mixpi_master_parts;
 
 /* Parts that hold the master exactly. */
-MIXPREC_HD mixp_master_parts mixp_master_to_16(float master) {
+MIXPREC_HD mixpi_master_parts mixpi_master_to_16(float master) {
     uint32_t u = mixp_bits_of_f32(master);
     uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
-    mixp_master_parts s;
+    mixpi_master_parts s;
     s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;
     s.rest = nan ? 0u : u & 0xFFFFu;
     return s;
 }
-MIXPREC_HD float mixp_master_from_16(uint32_t weight, uint32_t rest) {
+MIXPREC_HD float mixpi_master_from_16(uint32_t weight, uint32_t rest) {
     uint32_t carried = (rest & 0x8000u) << 1;
     return mixp_f32_of_bits((weight << 16) + rest - carried);
 }
 
 /* Parts that hold the master's upper 24 bits, rounded with 8 random bits. */
-MIXPREC_HD mixp_master_parts mixp_master_to_8(float master, uint32_t random) {
+MIXPREC_HD mixpi_master_parts mixpi_master_to_8(float master, uint32_t random) {
     uint32_t u = mixp_bits_of_f32(master);
     uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
     uint32_t kept = (u + random) >> 8;
-    mixp_master_parts s;
+    mixpi_master_parts s;
     s.weight = nan ? u >> 16 | 0x40u : (kept + 0x80u) >> 8;
     s.rest = nan ? 0u : kept & 0xFFu;
     return s;
 }
-MIXPREC_HD float mixp_master_from_8(uint32_t weight, uint32_t rest) {
+MIXPREC_HD float mixpi_master_from_8(uint32_t weight, uint32_t rest) {
     uint32_t carried = (rest & 0x80u) << 1;
     return mixp_f32_of_bits(((weight << 8) + rest - carried) << 8);
 }

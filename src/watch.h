@@ -113,34 +113,6 @@ typedef struct mixp_guard_desc {
  * is open, or a step is being captured. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites
  * differs from its first value. MIXP_ERR_DEVICE: the device has no kernel for it. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
-/* MIXP_GUARDED(ctx, MIXP_F16) { ... } is MIXP_AUTOCAST with a guard. The first block starts the
- * guard with its defaults, unless a guard was started before. A guard stopped by mixp_guard_stop
- * stays off. The first block must not be inside another region or scope: otherwise it fails with
- * the MIXP_ERR_ORDER of mixp_guard_start and runs without a guard. The first sampled step is the
- * step after the first block. */
-#define MIXP_GUARDED(ctx, dtype)                                                          \
-    MIXPI_IN_REGION(mixpi_guarded_, mixp_guarded_enter((ctx), (dtype)),                   \
-                    mixp_autocast_leave(ctx), __LINE__)
-MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype);    /* always 1 */
-/* Like mixp_autocast_open, with the guard of MIXP_GUARDED: returns the region's number, or -1 if
- * ctx is NULL. End the region with mixp_autocast_close. */
-MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype);
-#ifdef __cplusplus
-/* C++: like mixp_autocast_scope, with the guard of MIXP_GUARDED:
- *
- *     { mixp_guarded_scope scope(ctx, MIXP_F16); loss = model(ctx, x); } */
-class mixp_guarded_scope {
-public:
-    MIXPI_NODISCARD mixp_guarded_scope(mixp_context *context, mixp_dtype dtype)
-        : ctx(context), opened(mixp_guarded_open(context, dtype)) {}
-    ~mixp_guarded_scope() { mixp_autocast_close(ctx, opened); }
-    mixp_guarded_scope(const mixp_guarded_scope &) = delete;
-    mixp_guarded_scope &operator=(const mixp_guarded_scope &) = delete;
-private:
-    mixp_context *ctx;
-    int           opened;
-};
-#endif
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
  * what it knows. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);

@@ -9,37 +9,37 @@ typedef struct mixpi_vmaster_parts { mixpi_vbits weight, rest; } mixpi_vmaster_p
  * functions read are sign-extended. */
 #if MIXPI_PASS == 0
 MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
-    return mixp_state_random(key, first);
+    return mixpi_state_random(key, first);
 }
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
-    return mixp_state_bf16(mixp_f32_of_bits(x), random) << 16;
+    return mixpi_state_bf16(mixp_f32_of_bits(x), random) << 16;
 }
 MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random) {
-    return mixp_state_m(mixp_f32_of_bits(x), scale, random);
+    return mixpi_state_m(mixp_f32_of_bits(x), scale, random);
 }
 MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
-    return mixp_state_m_value(code & 0xFFu, scale);
+    return mixpi_state_m_value(code & 0xFFu, scale);
 }
 MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {
-    return mixp_state_v(mixp_f32_of_bits(root), scale, random);
+    return mixpi_state_v(mixp_f32_of_bits(root), scale, random);
 }
 MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
-    return mixp_state_v_value(code & 0xFFu, scale);
+    return mixpi_state_v_value(code & 0xFFu, scale);
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
-    mixp_master_parts parts = mixp_master_to_16(mixp_f32_of_bits(u));
+    mixpi_master_parts parts = mixpi_master_to_16(mixp_f32_of_bits(u));
     mixpi_vmaster_parts r = { parts.weight << 16, parts.rest };
     return r;
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
-    mixp_master_parts parts = mixp_master_to_8(mixp_f32_of_bits(u), random);
+    mixpi_master_parts parts = mixpi_master_to_8(mixp_f32_of_bits(u), random);
     mixpi_vmaster_parts r = { parts.weight << 16, parts.rest };
     return r;
 }
 MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return mixp_f32_of_bits(bits); }
 
 #else
-/* mixp_state_random in two parts: the places of the elements, and the hash of a place. A caller
+/* mixpi_state_random in two parts: the places of the elements, and the hash of a place. A caller
  * that needs many words adds to the places. */
 MIXPI_V mixpi_vbits mixpi_vstate_place(uint64_t key, uint32_t first) {
     const uint32_t lane[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };

@@ -86,7 +86,7 @@ static int mixpi_check_scaler(void) {
 
     /* Each step gives the scale of its place in the list. */
     for (int i = 0; i < 6; i++) {
-        mixp_scaler_advance(&s, &rule, found_inf[i]);
+        mixpi_scaler_advance(&s, &rule, found_inf[i]);
         if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
     }
     return 1;
@@ -113,8 +113,8 @@ static int mixpi_check_update(void) {
     plan.groups[0].eps = 1e-8;
     state.applied = 3;
     state.factor = 1.0 / 1024.0;
-    mixp_step_scalars_of(&plan, &state, 0, 3, &u);
-    mixp_adam_element(&u, -256.0f, &p, &m, &v);
+    mixpi_step_scalars_of(&plan, &state, 0, 3, &u);
+    mixpi_adam_element(&u, -256.0f, &p, &m, &v);
     return mixpi_check_near(m, 0.08750000000000001) && mixpi_check_near(v, 0.0100525) &&
            mixpi_check_near(p, 0.4998237029022782);
 }

@@ -114,12 +114,12 @@ MIXPI_F void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_r
     if (b->m && b->m_size == 2) MIXPI_P(small_put_bf16)(b->m, m, word, 0);
     if (b->v && b->v_size == 2) MIXPI_P(small_put_bf16)(b->v, v, word, 16);
     if (b->m && b->m_size == 1) {
-        scale = mixp_state_scale_m(MIXPI_P(block_largest)(m));
+        scale = mixpi_state_scale_m(MIXPI_P(block_largest)(m));
         MIXPI_P(small_put_m)(b, scale, m, word);
         row->m_scale[block] = (uint8_t)scale;
     }
     if (b->v && b->v_size == 1) {
-        scale = mixp_state_scale_v(MIXPI_P(block_largest)(v));
+        scale = mixpi_state_scale_v(MIXPI_P(block_largest)(v));
         MIXPI_P(small_put_v)(b, scale, v, word);
         row->v_scale[block] = (uint8_t)scale;
     }
@@ -137,7 +137,7 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     const int64_t block = b.first / MIXP_STATE_BLOCK;
     const uint32_t m_scale = row->m_scale ? row->m_scale[block] : 0u;
     const uint32_t v_scale = row->v_scale ? row->v_scale[block] : 0u;
-    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b.first);
+    const uint64_t key = mixpi_state_key_of(s->key, (uint64_t)b.first);
     for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         MIXPI_P(small_words)(key, b.first, k, s->word + i);
         if (b.m)
@@ -171,7 +171,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     const int64_t block = b.first / MIXP_STATE_BLOCK;
     const uint32_t m_scale = size == 1 ? row->m_scale[block] : 0u;
     const uint32_t v_scale = size == 1 ? row->v_scale[block] : 0u;
-    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b.first);
+    const uint64_t key = mixpi_state_key_of(s->key, (uint64_t)b.first);
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
     int k;
@@ -217,7 +217,7 @@ MIXPI_V mixpi_v MIXPI_P(bytes_grad)(mixp_in grad, int64_t k) {
     if (grad.dtype == MIXP_F16) return mixpi_vget(MIXP_F16, p);
     return (mixpi_v)mixpi_vread_high(p);
 }
-/* As mixp_state_m. m times `unit` is 2^-8 of m in the block's unit; the low bits of its exponent
+/* As mixpi_state_m. m times `unit` is 2^-8 of m in the block's unit; the low bits of its exponent
  * and the top bits of its mantissa are then the code. For a subnormal, the last bits of its sum
  * with 64 are the code. */
 MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
@@ -231,7 +231,7 @@ MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
     code = (mixpi_vbits)_mm512_ternarylogic_epi32(bit, (__m512i)sign, (__m512i)c, 0xCA);
     mixpi_vwrite_8(codes, code);
 }
-/* As mixp_state_v. */
+/* As mixpi_state_v. */
 MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base,
                                   mixpi_vbits word) {
     const mixpi_vbits a = (mixpi_vbits)mixpi_vload(roots);
@@ -240,7 +240,7 @@ MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base
     const __m512i least = _mm512_set1_epi32(1);
     mixpi_vwrite_8(codes, (mixpi_vbits)_mm512_maskz_max_epi32(some, (__m512i)code, least));
 }
-/* As mixp_master_to_8. */
+/* As mixpi_master_to_8. */
 MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
                                        mixpi_vbits word) {
     const __m512i inf = _mm512_set1_epi32(0x7F800000);
@@ -270,7 +270,7 @@ MIXPI_V int MIXPI_P(bytes_usual)(const mixpi_small *b, uint32_t m_scale) {
 /* Stores a block's moments, rounded. Returns 0 and stores nothing if a moment is not finite. */
 MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, int i,
                                  uint32_t m_top, uint32_t v_top) {
-    const uint32_t m_scale = mixp_state_scale_m(m_top), v_scale = mixp_state_scale_v(v_top);
+    const uint32_t m_scale = mixpi_state_scale_m(m_top), v_scale = mixpi_state_scale_v(v_top);
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits((246u - m_scale) << 23));
     const int64_t block = b->first / MIXP_STATE_BLOCK;
     int k;
@@ -293,7 +293,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
     const uint32_t m_scale = s->row->m_scale[block] + 8u;
     const uint32_t base = (s->row->v_scale[block] - 15u) << 23;
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits(m_scale << 23));
-    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b->first);
+    const uint64_t key = mixpi_state_key_of(s->key, (uint64_t)b->first);
     const mixp_step_scalars own = *u;           /* a copy that stores of codes cannot alias */
     mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
     __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
@@ -429,11 +429,11 @@ MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind 
     float *p = s->p, *m = s->m;
     int i;
     if (kind == MIXP_OPTIMIZER_MUON)
-        for (i = 0; i < s->n; i++) mixp_muon_element(u, s->row->rate, g[i], p + i);
+        for (i = 0; i < s->n; i++) mixpi_muon_element(u, s->row->rate, g[i], p + i);
     else if (kind == MIXP_OPTIMIZER_MUON_UNIT)
         for (i = 0; i < s->n; i++) p[i] = g[i] * u->factor;
     else
-        for (i = 0; i < s->n; i++) mixp_muon_momentum_element(u, g[i], p + i, m + i);
+        for (i = 0; i < s->n; i++) mixpi_muon_momentum_element(u, g[i], p + i, m + i);
 }
 
 MIXPI_F void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
@@ -541,14 +541,14 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
 
     if (job->step->skip) { mixpi_clear_grad(row, i, end - i); return; }
     if (row->missed && *row->missed) {
-        mixp_step_scalars_of(job->plan, job->step, row->group,
+        mixpi_step_scalars_of(job->plan, job->step, row->group,
                              job->step->applied - *row->missed, &late);
         u = &late;
     }
 
     mixpi_stretch_carve(&s, &room);
     s.row = row;
-    s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
+    s.key = mixpi_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
 

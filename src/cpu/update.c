@@ -104,7 +104,7 @@ MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v
     return mixpi_vselect_gt(none, mixpi_vmul(update, p), none, decay);
 }
 
-/* 16 elements of mixp_adam_element, with the same operations in the same order. form: one of the
+/* 16 elements of mixpi_adam_element, with the same operations in the same order. form: one of the
  * two specialised forms, or any: as u says. root: the root of the second moment, in PyTorch's
  * order; 1-byte states store it. */
 enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
@@ -152,12 +152,12 @@ MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
 
     /* Fewer than 16 are left. */
     for (; i < n; i++) {
-        mixp_adam_element(u, g[i], p + i, m + i, v + i);
+        mixpi_adam_element(u, g[i], p + i, m + i, v + i);
         if (roots) v[i] = sqrtf(v[i]);
     }
 }
 
-/* As mixp_sgd_element; m NULL without momentum. */
+/* As mixpi_sgd_element; m NULL without momentum. */
 MIXPI_RARE void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p,
                                    float *m, int n) {
     const int ahead = MIXPI_P(ahead)();
@@ -175,10 +175,10 @@ MIXPI_RARE void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, f
         }
         mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
     }
-    for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
+    for (; i < n; i++) mixpi_sgd_element(u, g[i], p + i, m ? m + i : NULL);
 }
 
-/* As mixp_rmsprop_element. */
+/* As mixpi_rmsprop_element. */
 MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g,
                                        float *p, float *m, float *v, int n) {
     const mixpi_v beta = mixpi_vset(u->beta2), rest = mixpi_vset(u->rest2);
@@ -201,10 +201,10 @@ MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *
     }
 
     /* Fewer than 16 are left. */
-    for (; i < n; i++) mixp_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
+    for (; i < n; i++) mixpi_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
 }
 
-/* As mixp_lion_element. */
+/* As mixpi_lion_element. */
 MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
                                     float *m, int n) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), less = mixpi_vset(-1.0f);
@@ -226,7 +226,7 @@ MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, 
         mixpi_vstore(m + i, mixpi_vfma(mixpi_vset(u->beta2), a, d));
     }
 
-    for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
+    for (; i < n; i++) mixpi_lion_element(u, g[i], p + i, m + i);
 }
 
 /* A stretch of NAdam, Adamax, amsgrad or centered RMSprop, an element at a time. States and weights
@@ -236,5 +236,5 @@ MIXPI_FLAT void MIXPI_P(later_block)(const mixpi_stretch *s, mixp_optimizer_kind
     float *third = s->row->third ? s->row->third + s->first : s->p;
     float *m = s->m ? s->m : s->p;
     for (int i = 0; i < s->n; i++)
-        mixp_later_element(kind, u, g[i], s->p + i, m + i, s->v + i, third + i);
+        mixpi_later_element(kind, u, g[i], s->p + i, m + i, s->v + i, third + i);
 }

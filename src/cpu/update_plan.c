@@ -208,17 +208,17 @@ static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
 
 static mixp_result mixpi_cpu_grad_stats(
     const mixp_exec *x, const mixp_grad_stats_args *k, mixp_task task) {
-    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
+    const float factor = k->scale ? mixpi_scaler_inverse(*k->scale) : 1.0f;
     mixpi_chunk_job job = mixpi_look_job_of(factor, k->unscale != 0);
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
     if (r != MIXP_OK) return r;
     mixpi_sum_up(&job, k->step);
-    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
+    if (k->plan) mixpi_step_prepare(k->plan, k->step, k->scaler);
     return MIXP_OK;
 }
 
 static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, mixp_task task) {
-    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
+    const float factor = (float)mixpi_clip_coefficient(k->step->stats.norm, k->max_norm);
     mixpi_chunk_job job = mixpi_look_job_of(factor, MIXPI_CHUNK_SCALE);
     if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
@@ -228,15 +228,15 @@ static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, m
 
 static mixp_result mixpi_prepare(const mixp_exec *x, const mixp_prepare_args *k) {
     (void)x;
-    mixp_step_prepare(k->plan, k->step, k->scaler);
+    mixpi_step_prepare(k->plan, k->step, k->scaler);
     return MIXP_OK;
 }
 
 static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
-    if (k->wide) mixp_scaler_note_scaled(k->scaler, k->wide->largest);
-    if (k->wide && k->narrow) mixp_scaler_note_scaled(k->scaler, k->narrow->largest);
-    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls, k->narrow);
+    if (k->wide) mixpi_scaler_note_scaled(k->scaler, k->wide->largest);
+    if (k->wide && k->narrow) mixpi_scaler_note_scaled(k->scaler, k->narrow->largest);
+    mixpi_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls, k->narrow);
     return MIXP_OK;
 }
 
@@ -254,11 +254,11 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
     size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
     (void)x;
     if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->step, k->scaler);
+        mixpi_agree_read(k->table, k->size, k->step, k->scaler);
         return MIXP_OK;
     }
     memset(k->table, 0, bytes);
-    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
     if (k->in_parts) mixpi_agree_part(row, k->step);
     return MIXP_OK;

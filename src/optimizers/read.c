@@ -29,10 +29,11 @@ static float mixpi_held_value(
     mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale, uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
     if (what == MIXP_STATE_MASTER)
-        return dtype == MIXP_BF16 ? mixp_master_from_16(weight, code)
-                                  : mixp_master_from_8(weight, code);
+        return dtype == MIXP_BF16 ? mixpi_master_from_16(weight, code)
+                                  : mixpi_master_from_8(weight, code);
     if (dtype == MIXP_BF16) return mixp_f32_of_bits(code << 16);
-    return what == MIXP_STATE_M ? mixp_state_m_value(code, scale) : mixp_state_v_value(code, scale);
+    return what == MIXP_STATE_M ? mixpi_state_m_value(code, scale)
+                                : mixpi_state_v_value(code, scale);
 }
 
 /* Reads one block: n elements from `first` on. */
@@ -139,7 +140,7 @@ MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
 
 MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
     if (!opt || group < 0 || group >= opt->plan.n_groups) return 0.0;
-    return mixp_schedule_lr(
+    return mixpi_schedule_lr(
         &opt->plan.schedule, opt->plan.groups[group].lr, mixp_optimizer_applied(opt));
 }
 

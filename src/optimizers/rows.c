@@ -206,12 +206,12 @@ MIXPI_SELDOM
 static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_row *row) {
     const mixp_out v = mixpi_out_to(row->v, row->v_dtype, 0);
     const float root = sqrtf(opt->initial_sum);
-    const uint32_t scale = mixp_state_scale_v(mixp_bits_of_f32(root));
+    const uint32_t scale = mixpi_state_scale_v(mixp_bits_of_f32(root));
     if (row->v_dtype != MIXP_U8)
         return mixpi_fill_with(opt->ctx, v, row->count, (double)opt->initial_sum);
     MIXPI_TRY(mixpi_fill_with(
         opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row), (double)scale));
-    return mixpi_fill_with(opt->ctx, v, row->count, (double)mixp_state_v(root, scale, 0x8000u));
+    return mixpi_fill_with(opt->ctx, v, row->count, (double)mixpi_state_v(root, scale, 0x8000u));
 }
 
 /* Allocates a zeroed block of device memory for a row: missed steps, moments, master weight. */

@@ -6,7 +6,7 @@
 /* --- what all ranks have found --------------------------------------------------------------- *
  *
  * After the look and before the decision, the ranks sum one small table, on the device and without
- * the host. mixp_agree_fill describes the table.
+ * the host. mixpi_agree_fill describes the table.
  */
 static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;

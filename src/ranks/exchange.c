@@ -108,7 +108,7 @@ static void mixpi_exchange_forget(mixp_context *ctx) {
 /* data *= 1/parts; n elements. */
 static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
     const mixp_unary_args k = mixpi_unary_of(MIXP_UNARY_SCALE,
-        mixp_scaler_inverse((float)ctx->ranks.parts), mixpi_in(data.data, data.dtype), data, n);
+        mixpi_scaler_inverse((float)ctx->ranks.parts), mixpi_in(data.data, data.dtype), data, n);
     return ctx->device->kernels->unary(&ctx->exec, &k);
 }
 

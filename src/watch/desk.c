@@ -155,22 +155,6 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     MIXPI_RETURN_INSIDE(ctx, mixpi_do_guard_start(ctx, desc));
 }
 
-/* Starts the guard unless it was started before. */
-static void mixpi_guarded_begin(mixp_context *ctx) {
-    const int known = ctx && ctx->watch && ctx->watch->most_sites;
-    if (ctx && !known) mixp_guard_start(ctx, NULL);
-}
-
-MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
-    mixpi_guarded_begin(ctx);
-    return mixp_autocast_enter(ctx, dtype);
-}
-
-MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype) {
-    mixpi_guarded_begin(ctx);
-    return mixp_autocast_open(ctx, dtype);
-}
-
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;

@@ -164,8 +164,8 @@ static void known_answers(void) {
         double x = known[i].x;
         CHECK_INT(mixp_f16_from_f64(x).bits, known[i].f16);
         CHECK_INT(mixp_bf16_from_f64(x).bits, known[i].bf16);
-        CHECK_INT(mixp_e4m3_from_f64(x).bits, known[i].e4m3);
-        CHECK_INT(mixp_e5m2_from_f64(x).bits, known[i].e5m2);
+        CHECK_INT(mixp_encode(MIXP_F8_E4M3, x, 0), known[i].e4m3);
+        CHECK_INT(mixp_encode(MIXP_F8_E5M2, x, 0), known[i].e5m2);
     }
     /* Through f32 these three round twice: 3C01, 7C00, 0001. */
     CHECK_INT(mixp_f16_from_f64(1 + ldexp(1, -11)).bits, 0x3C00);
@@ -672,10 +672,10 @@ static void stochastic_threshold(void) {
         uint32_t threshold = (uint32_t)floor(ldexp(fraction, 31));
         uint32_t random = 2 * threshold + (lcg(&s) >> 30) - 2;
         if (threshold == 0) random = lcg(&s) >> 30;
-        CHECK_INT(mixp_f16_from_f32_stochastic(x, random).bits, random / 2 < threshold);
+        CHECK_INT(mixpi_round_f32(MIXP_F16, mixp_bits_of_f32(x), 0, 1, random), random / 2 < threshold);
         CHECK_INT(mixp_encode_stochastic(MIXP_F16, (double)x, 0, random), random / 2 < threshold);
         x = (float)(fraction * (double)MIXP_E4M3_TINY);
-        CHECK_INT(mixp_e4m3_from_f32_stochastic(x, random).bits, random / 2 < threshold);
+        CHECK_INT(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 1, random), random / 2 < threshold);
     }
 }
 
@@ -702,11 +702,8 @@ static void stochastic_is_reproducible(void) {
         CHECK_INT(mixp_convert_with(d, b + cut * size, to, src + cut, MIXP_F32, N - (int64_t)cut, &tail), MIXP_OK);
         CHECK(memcmp(a, b, N * size) == 0);
         for (i = 0; i < N; i++) {
-            uint32_t random = mixp_random_u32(5, 6, 7, (uint64_t)(1000 + i)), want;
-            if (to == MIXP_F16) want = mixp_f16_from_f32_stochastic(src[i], random).bits;
-            else if (to == MIXP_BF16) want = mixp_bf16_from_f32_stochastic(src[i], random).bits;
-            else if (to == MIXP_F8_E4M3) want = mixp_e4m3_from_f32_stochastic(src[i], random).bits;
-            else want = mixp_e5m2_from_f32_stochastic(src[i], random).bits;
+            uint32_t random = mixp_random_u32(5, 6, 7, (uint64_t)(1000 + i));
+            uint32_t want = mixpi_round_f32(to, mixp_bits_of_f32(src[i]), 0, 1, random);
             CHECK_INT(code_at(a, to, (size_t)i), want);
             if (!ref_is_nan(ref_f32(mixp_bits_of_f32(src[i]))))
                 CHECK_INT(want, mixp_encode_stochastic(to, ref_f32(mixp_bits_of_f32(src[i])), 0, random));

@@ -19,17 +19,17 @@ static mixp_dtype master_dtype;         /* f32; bf16: the other half; u8: a quar
 
 static float weight_of(const states *s, int i) {
     if (master_dtype == MIXP_F32) return s->master[i];
-    if (master_dtype == MIXP_BF16) return mixp_master_from_16(s->weight[i], s->rest[i]);
-    return mixp_master_from_8(s->weight[i], ((const uint8_t *)s->rest)[i]);
+    if (master_dtype == MIXP_BF16) return mixpi_master_from_16(s->weight[i], s->rest[i]);
+    return mixpi_master_from_8(s->weight[i], ((const uint8_t *)s->rest)[i]);
 }
 static void put_weight(states *s, int i, float x, uint32_t random) {
-    mixp_master_parts parts;
+    mixpi_master_parts parts;
     if (master_dtype == MIXP_F32) {
         s->master[i] = x;
         s->weight[i] = mixp_bf16_from_f32(x).bits;
         return;
     }
-    parts = master_dtype == MIXP_BF16 ? mixp_master_to_16(x) : mixp_master_to_8(x, random);
+    parts = master_dtype == MIXP_BF16 ? mixpi_master_to_16(x) : mixpi_master_to_8(x, random);
     s->weight[i] = (uint16_t)parts.weight;
     if (master_dtype == MIXP_BF16) s->rest[i] = (uint16_t)parts.rest;
     else ((uint8_t *)s->rest)[i] = (uint8_t)parts.rest;
@@ -43,10 +43,10 @@ static void block_expected(states *s, int block, const mixp_step_scalars *u, uin
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k++) {
         const int i = first + k;
-        const uint32_t word = mixp_state_random(key, (uint64_t)i);
-        float p = weight_of(s, i), v = mixp_state_v_value(s->v[i], s->v_scale[block]);
-        m[k] = mixp_state_m_value(s->m[i], s->m_scale[block]);
-        mixp_adam_element(u, s->grad[i], &p, &m[k], &v);
+        const uint32_t word = mixpi_state_random(key, (uint64_t)i);
+        float p = weight_of(s, i), v = mixpi_state_v_value(s->v[i], s->v_scale[block]);
+        m[k] = mixpi_state_m_value(s->m[i], s->m_scale[block]);
+        mixpi_adam_element(u, s->grad[i], &p, &m[k], &v);
         put_weight(s, i, p, mixpi_random_master(word));
         root[k] = sqrtf(v);
         size = mixpi_state_size(m[k]);
@@ -54,14 +54,14 @@ static void block_expected(states *s, int block, const mixp_step_scalars *u, uin
         size = mixpi_state_size(root[k]);
         v_top = size > v_top ? size : v_top;
     }
-    s->m_scale[block] = (uint8_t)mixp_state_scale_m(m_top);
-    s->v_scale[block] = (uint8_t)mixp_state_scale_v(v_top);
+    s->m_scale[block] = (uint8_t)mixpi_state_scale_m(m_top);
+    s->v_scale[block] = (uint8_t)mixpi_state_scale_v(v_top);
     for (k = 0; k < MIXP_STATE_BLOCK; k++) {
-        const uint32_t word = mixp_state_random(key, (uint64_t)(first + k));
+        const uint32_t word = mixpi_state_random(key, (uint64_t)(first + k));
         s->m[first + k] =
-            (uint8_t)mixp_state_m(m[k], s->m_scale[block], mixpi_random_m(word));
+            (uint8_t)mixpi_state_m(m[k], s->m_scale[block], mixpi_random_m(word));
         s->v[first + k] =
-            (uint8_t)mixp_state_v(root[k], s->v_scale[block], mixpi_random_v(word));
+            (uint8_t)mixpi_state_v(root[k], s->v_scale[block], mixpi_random_v(word));
     }
 }
 
@@ -172,7 +172,7 @@ static void steps_agree(uint32_t m_scale, uint32_t v_scale, int special, int ape
             step_of(cpu, &plan, &step, &got);
             for (block = 0; block < BLOCKS; block++)
                 block_expected(&want, block, &step.update[0],
-                               mixp_state_key(plan.seed, step.applied, 3));
+                               mixpi_state_key(plan.seed, step.applied, 3));
         }
         CHECK_INT(differ(&want, &got), 0);
     }

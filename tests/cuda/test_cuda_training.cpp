@@ -573,7 +573,7 @@ static void a_graph_takes_several_batches(void) {
     mixp_tensor *sum = mixp_param(c, "sum", MIXP_F32, 1, four);
     float x[4] = { 1, 2, 3, 4 }, y[4] = { 10, 20, 30, 40 }, want[4], zero[4] = { 0, 0, 0, 0 };
     mixp_graph *graph = NULL;
-    mixp_no_grad_enter(c);
+    mixpi_no_grad_enter(c);
     for (int captured = 0; captured < 2; captured++) {
         if (captured) CHECK_INT(mixp_capture_begin(c), MIXP_OK);
         mixp_step_begin(c);
@@ -588,7 +588,7 @@ static void a_graph_takes_several_batches(void) {
         }
         if (captured) graph = mixp_capture_end(c);
     }
-    mixp_no_grad_leave(c);
+    mixpi_no_grad_leave(c);
     for (int step = 0; step < 3; step++) {
         for (int i = 0; i < 4; i++) {
             x[i] += 1;

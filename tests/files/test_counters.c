@@ -209,17 +209,17 @@ static void schedules(void) {
             s.warmup = borders[k];
             s.total = borders[k] + 4 * quarter;
             for (near_by = -3; near_by <= 3; near_by++) {
-                CHECK_NEAR(mixp_schedule_lr(&s, 2.0, quarter + near_by), 0.5, 1e-8);
-                CHECK_NEAR(mixp_schedule_lr(&s, 2.0, borders[k] + quarter + near_by),
+                CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, quarter + near_by), 0.5, 1e-8);
+                CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, borders[k] + quarter + near_by),
                            2.0 * schedule_of(s.kind, 0.25), 1e-8);
-                CHECK_NEAR(mixp_schedule_lr(&s, 2.0, borders[k] + 3 * quarter + near_by),
+                CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, borders[k] + 3 * quarter + near_by),
                            2.0 * schedule_of(s.kind, 0.75), 1e-8);
             }
-            CHECK_NEAR(mixp_schedule_lr(&s, 2.0, borders[k] - 1), 2.0, 1e-8);
-            CHECK_NEAR(mixp_schedule_lr(&s, 2.0, borders[k]), 2.0, 0);
-            CHECK_NEAR(mixp_schedule_lr(&s, 2.0, s.total - 1), 0.2, 1e-8);
-            CHECK_NEAR(mixp_schedule_lr(&s, 2.0, s.total), 0.2, 0);
-            CHECK_NEAR(mixp_schedule_lr(&s, 2.0, INT64_MAX), 0.2, 0);
+            CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, borders[k] - 1), 2.0, 1e-8);
+            CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, borders[k]), 2.0, 0);
+            CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, s.total - 1), 0.2, 1e-8);
+            CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, s.total), 0.2, 0);
+            CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, INT64_MAX), 0.2, 0);
         }
 }
 

@@ -169,12 +169,12 @@ static mixp_result region_call(world *m) {
     case 1:  return mixp_autocast_pop(m->ctx);
     case 2:  return mixp_scope_push(m->ctx, "s");
     case 3:  return mixp_scope_pop(m->ctx);
-    case 4:  mixp_autocast_enter(m->ctx, dtype); break;
-    case 5:  mixp_autocast_leave(m->ctx); break;
-    case 6:  mixp_no_grad_enter(m->ctx); break;
-    case 7:  mixp_no_grad_leave(m->ctx); break;
-    case 8:  mixp_scope_enter(m->ctx, "e"); break;
-    case 9:  mixp_scope_leave(m->ctx); break;
+    case 4:  mixpi_autocast_enter(m->ctx, dtype); break;
+    case 5:  mixpi_autocast_leave(m->ctx); break;
+    case 6:  mixpi_no_grad_enter(m->ctx); break;
+    case 7:  mixpi_no_grad_leave(m->ctx); break;
+    case 8:  mixpi_scope_enter(m->ctx, "e"); break;
+    case 9:  mixpi_scope_leave(m->ctx); break;
     case 10: mixp_guarded_enter(m->ctx, dtype); break;
     case 11: if (m->n_opened < OPENED)
                  m->opened[m->n_opened++] = next(2) ? mixp_no_grad_open(m->ctx) : mixp_guarded_open(m->ctx, dtype);
@@ -229,7 +229,7 @@ static mixp_result tensor_call(world *m) {
     case 9:  return keep(m, mixp_jvp(m->ctx, t, any_tensor(m), NULL));
     case 10: return keep(m, mixp_recompute(m->ctx, block, m, t));
     case 11: return keep(m, mixp_apply(m->ctx, &own, 1, in, 1, NULL));
-    case 12: return keep(m, mixp_autocast_call(m->ctx, MIXP_F16, called, m));
+    case 12: return keep(m, mixp_exp(m->ctx, t));
     case 13: return keep(m, mixp_scaler_scale(m->scaler, t));
     default: return keep(m, t ? t->grad : NULL);
     }

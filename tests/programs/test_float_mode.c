@@ -185,10 +185,10 @@ static void features_under_traps(void) {
         for (i = 0; i < 4; i++) {
             mixp_step_begin(ctx);
             mixp_zero_grad(opt);
-            mixp_autocast_enter(ctx, MIXP_BF16);
+            mixpi_autocast_enter(ctx, MIXP_BF16);
             y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, square, x), w, NULL);
             y = mixp_dropout(ctx, mixp_tanh(ctx, mixp_mul(ctx, y, y)), 0.25f, 1);
-            mixp_autocast_leave(ctx);
+            mixpi_autocast_leave(ctx);
             y = mixp_log(ctx, mixp_mean(ctx, mixp_exp(ctx, y), MIXP_ALL, 0));
             mixp_backward(ctx, mixp_scaler_scale(scaler, y));
             mixp_clip_grad_norm(opt, 1.0);
@@ -245,11 +245,11 @@ static uint64_t trained_in(int rounding, unsigned flush, int traps, int threads)
         }
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
-        mixp_autocast_enter(ctx, MIXP_F16);
+        mixpi_autocast_enter(ctx, MIXP_F16);
         y = mixp_gelu(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, batch, x), a, NULL));
         y = mixp_layer_norm(ctx, mixp_linear(ctx, y, b, NULL), gamma, NULL, 1e-5f);
         y = mixp_softmax(ctx, mixp_scale(ctx, y, 20.0f));       /* small values are subnormal in f16 */
-        mixp_autocast_leave(ctx);
+        mixpi_autocast_leave(ctx);
         mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_mean(ctx, mixp_square(ctx, y), MIXP_ALL, 0)));
         mixp_scaler_step(scaler, opt);
         mixp_scaler_update(scaler);

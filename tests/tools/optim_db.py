@@ -126,7 +126,7 @@ def rates(m):
         s = schedule_of(m, kind, fields, keep)
         lr = schedules.LR * fields.get("base", 1.0)
         torch_rates = schedules.rates(make, 200)
-        away = max(abs(m.lib.mixp_schedule_lr(s, lr, i) - r) for i, r in enumerate(torch_rates))
+        away = max(abs(m.lib.mixpi_schedule_lr(s, lr, i) - r) for i, r in enumerate(torch_rates))
         agrees = away <= 1e-12 * schedules.LR
         bad, total = bad + (not agrees), total + 1
         print(f"{'ok  ' if agrees else 'FAIL'} {name:40} {kind:12} {away:8.1e} from PyTorch in 200 steps")

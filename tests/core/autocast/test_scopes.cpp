@@ -78,29 +78,8 @@ static void test_nested(void) {
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, product(), MIXP_ALL, 0)), MIXP_OK);
 }
 
-/* A guarded scope starts the guard, ends with its block, and leaves a guard that was stopped alone. */
-static void test_guarded(void) {
-    mixp_site_info site;
-    for (int step = 0; step < 2; step++) {
-        CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
-        CHECK_INT(mixp_site(ctx, 0, &site), step);
-        mixp_guarded_scope scope(ctx, MIXP_F16);
-        CHECK_INT(product()->dtype, MIXP_F16);
-    }
-    check_outside();
-    CHECK_INT(mixp_guard_stop(ctx), MIXP_OK);
-    {
-        mixp_guarded_scope scope(ctx, MIXP_BF16);
-        CHECK_INT(product()->dtype, MIXP_BF16);
-    }
-    CHECK_INT(mixp_guard_due(ctx), 0);
-    check_outside();
-}
-
 static void test_no_context_and_no_copies(void) {
     mixp_autocast_scope none(NULL, MIXP_F16);
-    mixp_guarded_scope  nor(NULL, MIXP_F16);
-    CHECK(!std::is_copy_constructible<mixp_guarded_scope>::value);
     mixp_no_grad_scope  neither(NULL);
     CHECK(!std::is_copy_constructible<mixp_autocast_scope>::value);
     CHECK(!std::is_copy_assignable<mixp_no_grad_scope>::value);
@@ -281,7 +260,6 @@ int main(void) {
     RUN(test_exception);
     RUN(test_loops);
     RUN(test_nested);
-    RUN(test_guarded);
     check_outside();
     RUN(test_no_context_and_no_copies);
     mixp_context_free(ctx);

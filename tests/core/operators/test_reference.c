@@ -375,7 +375,7 @@ static void test_scaler_rule(void) {
         state.scale = rule.init_scale;
         state.hysteresis_left = rule.hysteresis;
         for (s = c->steps; *s; s++, at++) {
-            mixp_scaler_advance(&state, &rule, *s == 'x');
+            mixpi_scaler_advance(&state, &rule, *s == 'x');
             CHECK_INT(mixp_bits_of_f32(state.scale), scaler_bits[at]);
             CHECK_INT(state.growth_tracker, scaler_tracker[at]);
         }

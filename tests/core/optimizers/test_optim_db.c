@@ -124,9 +124,9 @@ static void test_recorded(void) {
 
 static void element_of(const mixp_step_plan *plan, const mixp_step_scalars *u, float g, float *p,
                        float *m, float *v, float *third) {
-    if (plan->kind == MIXP_OPTIMIZER_ADAGRAD) mixp_rmsprop_element(u, g, p, NULL, v);
-    else if (plan->kind == MIXP_OPTIMIZER_RADAM) mixp_adam_element(u, g, p, m, v);
-    else mixp_later_element(plan->kind, u, g, p, m, v, third);
+    if (plan->kind == MIXP_OPTIMIZER_ADAGRAD) mixpi_rmsprop_element(u, g, p, NULL, v);
+    else if (plan->kind == MIXP_OPTIMIZER_RADAM) mixpi_adam_element(u, g, p, m, v);
+    else mixpi_later_element(plan->kind, u, g, p, m, v, third);
 }
 
 /* Each instruction set against the one-element functions, through tails of every length, with Inf and NaN. */
@@ -211,7 +211,7 @@ static void test_scalars_of_many_steps(void) {
             const double next = betas[b] * (1 - 0.5 * pow(0.96, (t + 1) * decays[k]));
             product *= mu;
             state.applied = t;
-            mixp_step_scalars_of(&plan, &state, 0, t, &u);
+            mixpi_step_scalars_of(&plan, &state, 0, t, &u);
             CHECK_NEAR(u.scale_g, (1 - mu) / (1 - product), 1e-7 * (1 - mu) / (1 - product));
             CHECK_NEAR(u.scale_m, next / (1 - product * next), 1e-7 * next / (1 - product * next));
         }

@@ -223,12 +223,12 @@ static void test_element_bits(void) {
             { mixp_step_scalars first = *u;   /* the scalars of step 1 again, from the plan */
               mixp_step_state at = *opt->state;
               at.applied = 1;
-              mixp_step_scalars_of(&opt->plan, &at, 0, 1, &first);
+              mixpi_step_scalars_of(&opt->plan, &at, 0, 1, &first);
               for (i = 0; i < 2 * n; i++) {
                   const mixp_step_scalars *now = i < n ? &first : u;
                   int e = i % n;
-                  if (kind < 2) mixp_adam_element(now, g[e], p + e, m + e, v + e);
-                  else mixp_sgd_element(now, g[e], p + e, kind == 3 ? m + e : NULL);
+                  if (kind < 2) mixpi_adam_element(now, g[e], p + e, m + e, v + e);
+                  else mixpi_sgd_element(now, g[e], p + e, kind == 3 ? m + e : NULL);
               } }
             CHECK(memcmp(p, w, sizeof p) == 0);
             if (opt->rows[0].m) CHECK(memcmp(m, opt->rows[0].m, (size_t)n * 4) == 0);

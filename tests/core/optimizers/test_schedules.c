@@ -33,7 +33,7 @@ static void test_step(void) {
         s.gamma = k == 2 ? 0.1 : 0.97;
         for (t = 0; t < 300; t++) {
             if (t && t % every[k] == 0) lr *= s.gamma;
-            CHECK(near(mixp_schedule_lr(&s, 0.05, t), lr, 1e-13));
+            CHECK(near(mixpi_schedule_lr(&s, 0.05, t), lr, 1e-13));
         }
     }
 }
@@ -47,7 +47,7 @@ static void test_exponential(void) {
         double lr = 0.3;
         s.gamma = gammas[k];
         for (t = 0; t < 1000; t++, lr *= s.gamma)
-            CHECK(near(mixp_schedule_lr(&s, 0.3, t), lr, 1e-12));
+            CHECK(near(mixpi_schedule_lr(&s, 0.3, t), lr, 1e-12));
     }
 }
 
@@ -58,12 +58,12 @@ static void test_warm_up_and_least(void) {
     s.gamma = 0.5;
     s.warmup = 3;
     s.min_factor = 0.1;
-    for (t = 0; t < 3; t++) CHECK_NEAR(mixp_schedule_lr(&s, 8.0, t), 2.0 * (t + 1), 1e-14);
-    CHECK_NEAR(mixp_schedule_lr(&s, 8.0, 3), 8.0, 0);
-    CHECK_NEAR(mixp_schedule_lr(&s, 8.0, 4), 4.0, 0);
-    CHECK_NEAR(mixp_schedule_lr(&s, 8.0, 6), 1.0, 0);
-    CHECK_NEAR(mixp_schedule_lr(&s, 8.0, 7), 0.8, 1e-15);
-    CHECK_NEAR(mixp_schedule_lr(&s, 8.0, INT64_MAX), 0.8, 1e-15);
+    for (t = 0; t < 3; t++) CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, t), 2.0 * (t + 1), 1e-14);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, 3), 8.0, 0);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, 4), 4.0, 0);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, 6), 1.0, 0);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, 7), 0.8, 1e-15);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, INT64_MAX), 0.8, 1e-15);
 }
 
 /* OneCycleLR: two phases; each goes from its first to its last rate along half a cosine. */
@@ -91,10 +91,10 @@ static void test_one_cycle(void) {
         s.start_factor = k / 3 ? 1.0 / div : 0.0;       /* 0 = 1/25 */
         s.min_factor = 1.0 / (div * last);
         for (t = 0; t < total; t++)
-            CHECK(near(mixp_schedule_lr(&s, 0.1, t), one_cycle_lr(0.1, total, start, div, last, t),
+            CHECK(near(mixpi_schedule_lr(&s, 0.1, t), one_cycle_lr(0.1, total, start, div, last, t),
                        1e-9));
-        CHECK_NEAR(mixp_schedule_lr(&s, 0.1, total - 1), 0.1 / (div * last), 1e-16);
-        CHECK_NEAR(mixp_schedule_lr(&s, 0.1, INT64_MAX), 0.1 / (div * last), 1e-16);
+        CHECK_NEAR(mixpi_schedule_lr(&s, 0.1, total - 1), 0.1 / (div * last), 1e-16);
+        CHECK_NEAR(mixpi_schedule_lr(&s, 0.1, INT64_MAX), 0.1 / (div * last), 1e-16);
     }
 }
 
@@ -104,11 +104,11 @@ static void test_one_cycle_corners(void) {
     s.total = 100;
     s.warmup = 30;
     s.min_factor = 4e-6;
-    CHECK_NEAR(mixp_schedule_lr(&s, 0.5, 0), 0.02, 1e-15);
-    CHECK_NEAR(mixp_schedule_lr(&s, 0.5, 29), 0.5, 1e-15);
-    CHECK_NEAR(mixp_schedule_lr(&s, 0.5, 99), 2e-6, 1e-18);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 0.5, 0), 0.02, 1e-15);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 0.5, 29), 0.5, 1e-15);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 0.5, 99), 2e-6, 1e-18);
     s.warmup = 1;
-    CHECK_NEAR(mixp_schedule_lr(&s, 0.5, 0), 0.5, 1e-15);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 0.5, 0), 0.5, 1e-15);
 }
 
 /* SequentialLR of ConstantLR with factor 1 and LinearLR from 1 to min_factor in `decay` steps. */
@@ -123,11 +123,11 @@ static void test_wsd(void) {
         const int decayed = t < 40 ? 0 : t < 60 ? t - 40 : 20;
         double want = 0.7 * (1.0 + (0.1 - 1.0) * decayed / 20.0);
         if (t < 5) want = 0.7 * (t + 1) / 6.0;
-        CHECK(near(mixp_schedule_lr(&s, 0.7, t), want, 1e-14));
+        CHECK(near(mixpi_schedule_lr(&s, 0.7, t), want, 1e-14));
     }
     s.decay = 55;                       /* no stable part: as LINEAR */
     for (t = 5; t < 60; t++)
-        CHECK(near(mixp_schedule_lr(&s, 0.7, t), 0.7 * (1.0 - 0.9 * (t - 5) / 55.0), 1e-14));
+        CHECK(near(mixpi_schedule_lr(&s, 0.7, t), 0.7 * (1.0 - 0.9 * (t - 5) / 55.0), 1e-14));
 }
 
 /* --- against PyTorch's rates ------------------------------------------------------------------ */
@@ -166,7 +166,7 @@ static void test_recorded(void) {
         double most = 0.0;
         for (i = 0; i < SCHEDULE_SHOWN; i++, want++) {
             const double lr = schedule_lr * schedule_cases[c].base;
-            const double away = fabs(mixp_schedule_lr(&s, lr, schedule_shown[i]) - *want);
+            const double away = fabs(mixpi_schedule_lr(&s, lr, schedule_shown[i]) - *want);
             if (!(away <= most)) most = away;
         }
         if (!(most <= 1e-12 * schedule_lr)) {
@@ -182,22 +182,22 @@ static void test_far_steps(void) {
     s.every = 3;
     s.growth = 2;
     s.min_factor = 0.5;
-    CHECK(mixp_schedule_lr(&s, 1.0, INT64_MAX) >= 0.5 && mixp_schedule_lr(&s, 1.0, INT64_MAX) <= 1.0);
+    CHECK(mixpi_schedule_lr(&s, 1.0, INT64_MAX) >= 0.5 && mixpi_schedule_lr(&s, 1.0, INT64_MAX) <= 1.0);
     s.growth = INT64_MAX;
-    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, 3), 1.0, 0);
-    CHECK(mixp_schedule_lr(&s, 1.0, INT64_MAX) >= 0.5);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 1.0, 3), 1.0, 0);
+    CHECK(mixpi_schedule_lr(&s, 1.0, INT64_MAX) >= 0.5);
     s = schedule_of(MIXP_SCHEDULE_CYCLIC);
     s.every = 5;
     s.gamma = 0.5;
     s.min_factor = 0.25;
-    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, INT64_MAX), 0.25, 1e-15);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 1.0, INT64_MAX), 0.25, 1e-15);
     s = schedule_of(MIXP_SCHEDULE_POLYNOMIAL);
     s.total = 10;
     s.power = 1e300;
-    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, 0), 1.0, 0);
-    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, 1), 0.0, 0);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 1.0, 0), 1.0, 0);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 1.0, 1), 0.0, 0);
     s.power = 0.0;
-    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, 9), 1.0, 0);
+    CHECK_NEAR(mixpi_schedule_lr(&s, 1.0, 9), 1.0, 0);
 }
 
 /* --- in an optimizer -------------------------------------------------------------------------- */
@@ -234,7 +234,7 @@ static void run_of(mixp_schedule_kind kind) {
                                  mixp_view(ctx, "g", MIXP_F32, 1, &one, &g)), MIXP_OK);
     for (t = 0; t < 40; t++) {
         const int bad = t % 5 == 2;
-        const double want = mixp_schedule_lr(&d.schedule, 0.125, applied);
+        const double want = mixpi_schedule_lr(&d.schedule, 0.125, applied);
         CHECK_NEAR(mixp_optimizer_lr(opt, 0), want, 0);
         g = bad ? bits_f32(0x7F800000u) : mixp_scaler_loss_scale(scaler);
         before = w;

@@ -35,18 +35,18 @@ static void test_codes_of_m(void) {
     for (code = 0; code < 256; code++) {
         if ((code & 127) == 127) continue;
         for (scale = 1; scale < 247; scale += 41)
-            CHECK(mixp_state_m_value(code, scale) == (float)m_value(code, scale));
+            CHECK(mixpi_state_m_value(code, scale) == (float)m_value(code, scale));
     }
     for (k = 0; k < 400; k++) {
         double x = ldexp(random_value(), random_to(20) - 12), up = 0, lower, upper;
-        uint32_t at = mixp_state_m((float)x, 127, 0);
+        uint32_t at = mixpi_state_m((float)x, 127, 0);
         x = (double)(float)x;
         if (fabs(x) >= 128 || fabs(x) < 1.0 / 64) continue;
         lower = m_value(at, 127);
         upper = m_value(at + 1, 127);
         CHECK(fabs(lower) <= fabs(x) && fabs(x) < fabs(upper));
         for (random = 0; random < 65536; random += 16) {
-            uint32_t got = mixp_state_m((float)x, 127, (uint32_t)random);
+            uint32_t got = mixpi_state_m((float)x, 127, (uint32_t)random);
             CHECK(got == at || got == at + 1);
             up += got == at + 1;
         }
@@ -56,12 +56,12 @@ static void test_codes_of_m(void) {
         for (random = 0; random < 65536; random += 65535) {
             double x = k / 4.0, near = nearbyint(x);
             if (fabs(near) > 4) continue;
-            CHECK(m_value(mixp_state_m((float)ldexp(x, -9), 127, (uint32_t)random), 127) ==
+            CHECK(m_value(mixpi_state_m((float)ldexp(x, -9), 127, (uint32_t)random), 127) ==
                   ldexp(near, -9));
         }
-    CHECK_INT(mixp_state_m(bits_f32(0x7FC00000u), 127, 9) & 127, 127);
-    CHECK_INT(mixp_state_m(bits_f32(0x7F800000u), 127, 9) & 127, 127);
-    CHECK(mixp_state_m_value(127, 100) != mixp_state_m_value(127, 100));
+    CHECK_INT(mixpi_state_m(bits_f32(0x7FC00000u), 127, 9) & 127, 127);
+    CHECK_INT(mixpi_state_m(bits_f32(0x7F800000u), 127, 9) & 127, 127);
+    CHECK(mixpi_state_m_value(127, 100) != mixpi_state_m_value(127, 100));
 }
 
 /* The largest of a block becomes 128 to 256, whatever it is. */
@@ -69,15 +69,15 @@ static void test_scales(void) {
     int e;
     for (e = -126; e < 128; e++) {
         float x = (float)ldexp(1.9999, e);
-        uint32_t m = mixp_state_scale_m(f32_bits(x)), v = mixp_state_scale_v(f32_bits(x));
+        uint32_t m = mixpi_state_scale_m(f32_bits(x)), v = mixpi_state_scale_v(f32_bits(x));
         double y = ldexp((double)x, 127 - (int)m);
         CHECK(m >= 1 && m <= 254 && y < 256 && (y >= 128 || m == 1));
-        CHECK(mixp_state_m(x, m, 65535) <= 0x78);
-        CHECK(mixp_state_v(x, v, 65535) <= 254);
+        CHECK(mixpi_state_m(x, m, 65535) <= 0x78);
+        CHECK(mixpi_state_v(x, v, 65535) <= 254);
         x = (float)ldexp(1.0, e);
-        CHECK(mixp_state_v(x, mixp_state_scale_v(f32_bits(x)), 0) == 240 || e < -112);
+        CHECK(mixpi_state_v(x, mixpi_state_scale_v(f32_bits(x)), 0) == 240 || e < -112);
     }
-    CHECK(mixp_state_scale_m(0) == 1 && mixp_state_scale_v(0) == 15);
+    CHECK(mixpi_state_scale_m(0) == 1 && mixpi_state_scale_v(0) == 15);
 }
 
 static void test_codes_of_v(void) {
@@ -87,22 +87,22 @@ static void test_codes_of_v(void) {
     for (code = 0; code < 255; code++)
         for (scale = 30; scale < 180; scale += 31) {
             float root = (float)root_value(code, scale);
-            CHECK(mixp_state_v_value(code, scale) == root * root);
-            CHECK_INT(mixp_state_v(root, scale, 0), code);
+            CHECK(mixpi_state_v_value(code, scale) == root * root);
+            CHECK_INT(mixpi_state_v(root, scale, 0), code);
         }
     for (k = 0; k < 400; k++) {
         double x = (double)(float)ldexp(1.0 + random_value() * 0.4, -random_to(13)), up = 0;
-        uint32_t at = mixp_state_v((float)x, 128, 0);
+        uint32_t at = mixpi_state_v((float)x, 128, 0);
         double lower = root_value(at, 128), upper = root_value(at + 1, 128);
         CHECK(lower <= x && x < upper);
         for (random = 0; random < 65536; random += 16)
-            up += mixp_state_v((float)x, 128, (uint32_t)random) == at + 1;
+            up += mixpi_state_v((float)x, 128, (uint32_t)random) == at + 1;
         CHECK_NEAR(up / 4096, share(x, lower, upper), 1.0 / 2048);
     }
-    CHECK_INT(mixp_state_v(1e-20f, 127, 0), 1);         /* never 0, */
-    CHECK_INT(mixp_state_v(0.0f, 127, 65535), 0);       /* unless it is */
-    CHECK_INT(mixp_state_v(bits_f32(0xFFC00000u), 127, 0), 255);
-    CHECK((double)mixp_state_v_value(255, 127) == infinite);
+    CHECK_INT(mixpi_state_v(1e-20f, 127, 0), 1);         /* never 0, */
+    CHECK_INT(mixpi_state_v(0.0f, 127, 65535), 0);       /* unless it is */
+    CHECK_INT(mixpi_state_v(bits_f32(0xFFC00000u), 127, 0), 255);
+    CHECK((double)mixpi_state_v_value(255, 127) == infinite);
 }
 
 static void test_codes_of_bf16(void) {
@@ -112,12 +112,12 @@ static void test_codes_of_bf16(void) {
         uint32_t at = f32_bits(x) >> 16;
         double lower = bits_f32(at << 16), upper = bits_f32((at + 1) << 16), up = 0;
         for (random = 0; random < 65536; random += 16)
-            up += mixp_state_bf16(x, (uint32_t)random) == at + 1;
+            up += mixpi_state_bf16(x, (uint32_t)random) == at + 1;
         CHECK_NEAR(up / 4096, share(fabs((double)x), fabs(lower), fabs(upper)), 1.0 / 2048);
     }
-    CHECK_INT(mixp_state_bf16(bits_f32(0x7FFFFFFFu), 65535), 0x7FFF);
-    CHECK_INT(mixp_state_bf16(bits_f32(0x7F800001u), 65535), 0x7FC0);
-    CHECK_INT(mixp_state_bf16(bits_f32(0xFF800000u), 65535), 0xFF80);
+    CHECK_INT(mixpi_state_bf16(bits_f32(0x7FFFFFFFu), 65535), 0x7FFF);
+    CHECK_INT(mixpi_state_bf16(bits_f32(0x7F800001u), 65535), 0x7FC0);
+    CHECK_INT(mixpi_state_bf16(bits_f32(0xFF800000u), 65535), 0xFF80);
 }
 
 /* Every exponent, every tail of 16 bits, a few of what is between. */
@@ -126,14 +126,14 @@ static void test_masters_of_16_bits(void) {
     for (high = 0; high < 65536; high += 13)
         for (low = 0; low < 65536; low += low < 32700 || low > 32800 ? 97 : 1) {
             uint32_t u = high << 16 | low, a = u & 0x7FFFFFFFu;
-            mixp_master_parts parts = mixp_master_to_16(bits_f32(u));
-            uint32_t back = f32_bits(mixp_master_from_16(parts.weight, parts.rest));
+            mixpi_master_parts parts = mixpi_master_to_16(bits_f32(u));
+            uint32_t back = f32_bits(mixpi_master_from_16(parts.weight, parts.rest));
             if (a > 0x7F800000u)
                 bad += (parts.weight & 0x7FFF) <= 0x7F80 || (back & 0x7FFFFFFFu) <= 0x7F800000u;
             else bad += back != u || parts.weight != high + (low >= 0x8000) || parts.rest > 0xFFFF;
         }
     CHECK_INT(bad, 0);
-    CHECK_INT(mixp_master_to_16(bits_f32(0x7FFFFFFFu)).weight & 0x7FFF, 0x7FFF);    /* not -0 */
+    CHECK_INT(mixpi_master_to_16(bits_f32(0x7FFFFFFFu)).weight & 0x7FFF, 0x7FFF);    /* not -0 */
 }
 
 static void test_masters_of_8_bits(void) {
@@ -143,8 +143,8 @@ static void test_masters_of_8_bits(void) {
         int ups = 0;
         if ((u & 0x7FFFFFFFu) > 0x7F700000u) continue;
         for (random = 0; random < 256; random++) {
-            mixp_master_parts parts = mixp_master_to_8(bits_f32(u), (uint32_t)random);
-            uint32_t back = f32_bits(mixp_master_from_8(parts.weight, parts.rest));
+            mixpi_master_parts parts = mixpi_master_to_8(bits_f32(u), (uint32_t)random);
+            uint32_t back = f32_bits(mixpi_master_from_8(parts.weight, parts.rest));
             uint32_t nearest = (back + 0x8000u) >> 16;
             CHECK(back == kept << 8 || back == (kept + 1) << 8);
             CHECK(parts.weight == nearest && parts.rest < 256);
@@ -152,8 +152,8 @@ static void test_masters_of_8_bits(void) {
         }
         CHECK_INT(ups, u & 255);
     }
-    CHECK((mixp_master_to_8(bits_f32(0x7FFFFFFFu), 255).weight & 0x7FFF) > 0x7F80);
-    CHECK_INT(mixp_master_to_8(bits_f32(0xFF800000u), 255).weight, 0xFF80);
+    CHECK((mixpi_master_to_8(bits_f32(0x7FFFFFFFu), 255).weight & 0x7FFF) > 0x7F80);
+    CHECK_INT(mixpi_master_to_8(bits_f32(0xFF800000u), 255).weight, 0xFF80);
 }
 
 /* --- a parameter as kernels see it -------------------------------------------------------- */
@@ -227,7 +227,7 @@ static run run_of(const mixp_device *device, mixp_optimizer_kind kind, int m, in
 }
 
 static void set_weight(run *r, int i, float x) {
-    mixp_master_parts parts = mixp_master_to_16(x);
+    mixpi_master_parts parts = mixpi_master_to_16(x);
     r->memory->wide[i] = r->memory->master[i] = x;
     r->memory->weight[i] = (uint16_t)parts.weight;
     r->memory->rest[i] = (uint16_t)parts.rest;
@@ -237,8 +237,8 @@ static float weight_of(const run *r, int i) {
     const row_memory *m = r->memory;
     if (!r->row.master) return m->wide[i];
     if (r->row.master_dtype == MIXP_F32) return m->master[i];
-    if (r->row.master_dtype == MIXP_BF16) return mixp_master_from_16(m->weight[i], m->rest[i]);
-    return mixp_master_from_8(m->weight[i], ((const uint8_t *)m->rest)[i]);
+    if (r->row.master_dtype == MIXP_BF16) return mixpi_master_from_16(m->weight[i], m->rest[i]);
+    return mixpi_master_from_8(m->weight[i], ((const uint8_t *)m->rest)[i]);
 }
 
 static void step_of(run *r) {
@@ -522,9 +522,9 @@ static double likeness(const uint32_t *a, const uint32_t *b, int upper_a, int up
     return fabs(sum) / sqrt(n);         /* in deviations */
 }
 static void words_of(uint32_t *word, uint64_t seed, int64_t step, uint64_t tensor, uint64_t first) {
-    const uint64_t key = mixp_state_key(seed, step, tensor);
+    const uint64_t key = mixpi_state_key(seed, step, tensor);
     int i;
-    for (i = 0; i < WORDS; i++) word[i] = mixp_state_random(key, first + (uint64_t)i);
+    for (i = 0; i < WORDS; i++) word[i] = mixpi_state_random(key, first + (uint64_t)i);
 }
 static void test_random_words(void) {
     static uint32_t a[WORDS], b[WORDS];
@@ -616,7 +616,7 @@ static double v_left_over(float (*rounded)(float, uint32_t)) {
 static float to_nearest(float x, uint32_t random)
 { (void)random; return mixp_f32_from_bf16(mixp_bf16_from_f32(x)); }
 static float at_random(float x, uint32_t random)
-{ return bits_f32(mixp_state_bf16(x, random >> 16) << 16); }
+{ return bits_f32(mixpi_state_bf16(x, random >> 16) << 16); }
 
 static void test_bf16_v_sticks_to_nearest(void) {
     double nearest = v_left_over(to_nearest), random = v_left_over(at_random);
@@ -634,8 +634,8 @@ static void test_8_bit_masters_stagnate_to_nearest(void) {
     for (i = 0; i < 200; i++) {
         float p = 1.0f;
         for (t = 0; t < 10000; t++) {
-            mixp_master_parts parts = mixp_master_to_8(p - 1e-5f, random_bits() >> 24);
-            p = mixp_master_from_8(parts.weight, parts.rest);
+            mixpi_master_parts parts = mixpi_master_to_8(p - 1e-5f, random_bits() >> 24);
+            p = mixpi_master_from_8(parts.weight, parts.rest);
         }
         sum += (double)p / 200;
         squares += (double)p * (double)p / 200;
@@ -673,11 +673,11 @@ static double largest_update(int floor) {
             root[i] = sqrtf(v[i]);
             if (bits_of((double)root[i]) > largest) largest = bits_of((double)root[i]);
         }
-        scale = mixp_state_scale_v(largest);
+        scale = mixpi_state_scale_v(largest);
         for (i = 0; i < 128; i++) {
-            uint32_t code = mixp_state_v(root[i], scale, random_bits() >> 16);
+            uint32_t code = mixpi_state_v(root[i], scale, random_bits() >> 16);
             if (!floor && (double)root[i] < root_value(1, scale)) code = 0;
-            v[i] = mixp_state_v_value(code, scale);
+            v[i] = mixpi_state_v_value(code, scale);
         }
     }
     return most;

@@ -54,7 +54,7 @@ static void test_torch_table(void) {
     r = rule_of(d);
     s = begin(&r);
     for (i = 0; i < sizeof want / sizeof *want; i++) {
-        mixp_scaler_advance(&s, &r, want[i].bad);
+        mixpi_scaler_advance(&s, &r, want[i].bad);
         CHECK(s.scale == want[i].scale);
         CHECK_INT(s.growth_tracker, want[i].tracker);
     }
@@ -72,7 +72,7 @@ static void test_torch_one_skip(void) {
     r = rule_of(d);
     for (at = 0; at < 4; at++) {
         mixp_scaler_state s = begin(&r);
-        for (i = 0; i < 4; i++) mixp_scaler_advance(&s, &r, i == at);
+        for (i = 0; i < 4; i++) mixpi_scaler_advance(&s, &r, i == at);
         CHECK(s.scale == 512.0f);
     }
 }
@@ -87,15 +87,15 @@ static void test_growth_leaves_range(void) {
     r = rule_of(d);
     s = begin(&r);
     s.scale = 1e38f;
-    mixp_scaler_advance(&s, &r, 0);
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK(s.scale == 1e38f);
     CHECK_INT(s.growth_tracker, 0);
     d.growth_factor = 2.0;
     r = rule_of(d);
     s = begin(&r);
-    { int i; for (i = 0; i < 400; i++) mixp_scaler_advance(&s, &r, 0); }
+    { int i; for (i = 0; i < 400; i++) mixpi_scaler_advance(&s, &r, 0); }
     CHECK(s.scale == ldexpf(1.0f, 126));
-    CHECK(mixp_scaler_inverse(s.scale) == ldexpf(1.0f, -126));
+    CHECK(mixpi_scaler_inverse(s.scale) == ldexpf(1.0f, -126));
 }
 
 /* PyTorch's scale reaches 0 after 166 overflows; this one keeps a normal reciprocal. */
@@ -104,12 +104,12 @@ static void test_backoff_stops(void) {
     mixp_scaler_state s = begin(&r);
     int i;
     for (i = 1; i <= 400; i++) {
-        mixp_scaler_advance(&s, &r, 1);
+        mixpi_scaler_advance(&s, &r, 1);
         CHECK(s.scale == ldexpf(1.0f, i < 142 ? 16 - i : -126));
         CHECK_INT(s.floor_skips, i <= 142 ? 0 : i - 142);
     }
-    CHECK(mixp_scaler_inverse(s.scale) == ldexpf(1.0f, 126));
-    mixp_scaler_advance(&s, &r, 0);
+    CHECK(mixpi_scaler_inverse(s.scale) == ldexpf(1.0f, 126));
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK_INT(s.floor_skips, 0);
 }
 
@@ -118,15 +118,15 @@ static void test_interval_below_tracker(void) {
     mixp_scaler_rule r = rule_of(d);
     mixp_scaler_state s = begin(&r);
     int i;
-    for (i = 0; i < 8; i++) mixp_scaler_advance(&s, &r, 0);
+    for (i = 0; i < 8; i++) mixpi_scaler_advance(&s, &r, 0);
     CHECK_INT(s.growth_tracker, 8);
     d.growth_interval = 5;
     r = rule_of(d);
-    mixp_scaler_advance(&s, &r, 0);
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK(s.scale == 131072.0f);
     CHECK_INT(s.growth_tracker, 0);
     s.growth_tracker = INT32_MAX;
-    mixp_scaler_advance(&s, &r, 0);
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK_INT(s.growth_tracker, 0);
 }
 
@@ -146,15 +146,15 @@ static void test_product_bits(void) {
         volatile float up = (float)((double)start * g), down = (float)((double)start * b);
         mixp_scaler_state s = begin(&r);
         s.scale = start;
-        mixp_scaler_advance(&s, &r, 0);
+        mixpi_scaler_advance(&s, &r, 0);
         CHECK(s.scale == up);
         s.scale = start;
-        mixp_scaler_advance(&s, &r, 1);
+        mixpi_scaler_advance(&s, &r, 1);
         CHECK(s.scale == down);
         differs += up != start * 1.1f || down != start * 0.7f;
     }
     CHECK(differs > 100);
-    CHECK(mixp_scaler_inverse(3.0f) == (float)(1.0 / 3.0));
+    CHECK(mixpi_scaler_inverse(3.0f) == (float)(1.0 / 3.0));
 }
 
 /* --- other systems' rules, each as a little model in its own words ------------------ */
@@ -294,9 +294,9 @@ static void against_model(mixp_scaler_preset rule, int hysteresis, double init, 
             int burst = random_bits() % often == 0 ? 1 + (int)(random_bits() % 4) : 0;
             if (m.scale > 1e30) burst = 40;     /* keep both far from the ends of f32 */
             if (m.scale < 1e-20) burst = 0;
-            for (k = 0; k < burst; k++) { step(&m, 1, own_window); mixp_scaler_advance(&s, &r, 1); }
+            for (k = 0; k < burst; k++) { step(&m, 1, own_window); mixpi_scaler_advance(&s, &r, 1); }
             step(&m, 0, own_window);
-            mixp_scaler_advance(&s, &r, 0);
+            mixpi_scaler_advance(&s, &r, 0);
             if ((double)s.scale != m.scale) break;
         }
         CHECK_INT(i, 30000);
@@ -400,7 +400,7 @@ static void against_factors(mixp_scaler_desc d, int hysteresis, model_step step)
         int inf = (random_bits() % 12 == 0 && m.scale >= 1.0) || m.scale > 1e9;
         double before = m.scale;
         step(&m, inf, 7);
-        mixp_scaler_advance(&s, &r, inf);
+        mixpi_scaler_advance(&s, &r, inf);
         changes += m.scale < before || m.scale > before;
         if ((double)s.scale != m.scale) break;
     }
@@ -456,7 +456,7 @@ static void test_preset_paddle_floors(void) {
         for (i = 0; i < 200; i++) {
             int inf = i < 80 || random_bits() % 3 == 0;
             rules[k](&m, inf, 5);
-            mixp_scaler_advance(&s, &r, inf);
+            mixpi_scaler_advance(&s, &r, inf);
             CHECK((double)s.scale == m.scale);
             if (i == 79) CHECK_NEAR(m.scale, k ? 1.0 : ldexp(1.0, -24), 0);
         }
@@ -479,7 +479,7 @@ static void test_recovery(void) {
         r = rule_of(d);
         s = begin(&r);
         for (i = 1; i <= 26; i++) {     /* 4 -> 8 after 3, 16 after 6, then every 10 */
-            mixp_scaler_advance(&s, &r, 0);
+            mixpi_scaler_advance(&s, &r, 0);
             CHECK_NEAR(s.scale, i < 3 ? 4 : i < 6 ? 8 : i < 16 ? 16 : i < 26 ? 32 : 64, 0);
         }
     }
@@ -497,11 +497,11 @@ static void test_counters_at_their_ends(void) {
     r = rule_of(d);
     s = begin(&r);
     s.floor_skips = s.hysteresis_left = INT32_MAX;
-    mixp_scaler_advance(&s, &r, 1);
+    mixpi_scaler_advance(&s, &r, 1);
     CHECK_INT(s.floor_skips, INT32_MAX);
     CHECK_INT(s.hysteresis_left, INT32_MAX - 1);
     s.growth_tracker = INT32_MAX;
-    mixp_scaler_advance(&s, &r, 0);
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK_NEAR(s.scale, 2, 0);
     CHECK_INT(s.growth_tracker, 1);
     d.growth_interval = INT32_MAX;
@@ -1280,7 +1280,7 @@ static int skips_until_clean(mixp_scaler_state *s, const mixp_scaler_rule *r, do
         look.largest = bad ? 60000.0f : (float)scaled;
         s->found_inf = bad;
         s->loss_bad = bad && loss_bad;
-        mixp_scaler_advance_guarded(s, r, 1, 0, seen ? &look : NULL);
+        mixpi_scaler_advance_guarded(s, r, 1, 0, seen ? &look : NULL);
         skips += bad;
     }
     return skips;
@@ -1336,16 +1336,16 @@ static void test_an_unseen_clean_step_waits(void) {
     memset(&look, 0, sizeof look);
     look.count = look.nonfinite = 1;
     s.found_inf = 1;
-    mixp_scaler_advance_guarded(&s, &r, 1, 0, &look);
+    mixpi_scaler_advance_guarded(&s, &r, 1, 0, &look);
     s.found_inf = 1;
-    mixp_scaler_advance_guarded(&s, &r, 1, 0, &look);
+    mixpi_scaler_advance_guarded(&s, &r, 1, 0, &look);
     CHECK_NEAR(s.scale, 2, 0);
     CHECK_NEAR(s.ahead, 16384, 0);
-    mixp_scaler_advance_guarded(&s, &r, 1, 0, NULL);
+    mixpi_scaler_advance_guarded(&s, &r, 1, 0, NULL);
     CHECK_NEAR(s.scale, 2, 0);
     look.nonfinite = 0;
     look.largest = 8.0f;                /* 4 before scaling: 8192 times 4 is above half of 65504 */
-    mixp_scaler_advance_guarded(&s, &r, 1, 0, &look);
+    mixpi_scaler_advance_guarded(&s, &r, 1, 0, &look);
     CHECK_NEAR(s.scale, 4096, 0);
     CHECK(!(s.ahead > 0.0f));
 }

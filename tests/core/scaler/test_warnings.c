@@ -76,11 +76,11 @@ static void run_step(run *r, const kind *k) {
     r->step++;
     mixp_step_begin(r->ctx);
     mixp_zero_grad(r->opt);
-    if (low) mixp_autocast_enter(r->ctx, k->dtype);
+    if (low) mixpi_autocast_enter(r->ctx, k->dtype);
     loss = mixp_linear(r->ctx, mixp_input(r->ctx, MIXP_F32, 2, xs, x), r->w, NULL);
     loss = mixp_mse(r->ctx, loss, mixp_input(r->ctx, MIXP_F32, 2, ys, y));
     loss = mixp_scale(r->ctx, loss, r->step < k->from ? 1000.0f : k->factor);
-    if (low) mixp_autocast_leave(r->ctx);
+    if (low) mixpi_autocast_leave(r->ctx);
     if (r->scaler) loss = mixp_scaler_scale(r->scaler, loss);
     mixp_backward(r->ctx, loss);
     if (!r->scaler) mixp_optimizer_step(r->opt);
@@ -429,9 +429,9 @@ static void region_that_a_guard_raised(void) {
     for (step = 0; step < 6; step++) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
-        mixp_autocast_enter(ctx, MIXP_F16);
+        mixpi_autocast_enter(ctx, MIXP_F16);
         out = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, big), w, NULL);
-        mixp_autocast_leave(ctx);
+        mixpi_autocast_leave(ctx);
         mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_mean(ctx, out, MIXP_ALL, 0)));
         mixp_scaler_step(scaler, opt);
         mixp_scaler_update(scaler);

@@ -60,8 +60,8 @@ static void test_sets_the_scale(void) {
         double before, now = (double)s.scale;
         for (k = 0; k < 12; k++) {
             before = now;
-            mixp_scaler_note(&s, largest);
-            mixp_scaler_advance(&s, &r, 0);
+            mixpi_scaler_note_unscaled(&s, largest);
+            mixpi_scaler_advance(&s, &r, 0);
             now = (double)s.scale;
             CHECK(is_power_of_2(now));
             CHECK(now <= 16.0 * before && 16.0 * now >= before);        /* 4 binades a step */
@@ -79,14 +79,14 @@ static void test_other_margins(void) {
     d.max_move = 100;
     d.low_largest = 448.0f;     /* e4m3's */
     s = begin(&d, &r);
-    mixp_scaler_note(&s, 0.25f);
-    mixp_scaler_advance(&s, &r, 0);
+    mixpi_scaler_note_unscaled(&s, 0.25f);
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK(s.scale == 512.0f);           /* 448 / 2 / 0.25 = 896 */
     d.max_scale = 64.0f;
     d.init_scale = 1.0f;
     s = begin(&d, &r);
-    mixp_scaler_note(&s, 0.25f);
-    mixp_scaler_advance(&s, &r, 0);
+    mixpi_scaler_note_unscaled(&s, 0.25f);
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK(s.scale == 64.0f);
 }
 
@@ -97,8 +97,8 @@ static void test_nothing_to_go_by(void) {
     mixp_scaler_state s = begin(&d, &r);
     int i;
     for (i = 0; i < 40; i++) {
-        mixp_scaler_note(&s, i % 3 ? 0.0f : i % 2 ? HUGE_VALF : (float)NAN);
-        mixp_scaler_advance(&s, &r, 0);
+        mixpi_scaler_note_unscaled(&s, i % 3 ? 0.0f : i % 2 ? HUGE_VALF : (float)NAN);
+        mixpi_scaler_advance(&s, &r, 0);
     }
     CHECK(s.scale == 65536.0f);
 }
@@ -108,17 +108,17 @@ static void test_backs_off(void) {
     mixp_scaler_desc d = predictive();
     mixp_scaler_rule r;
     mixp_scaler_state s = begin(&d, &r);
-    mixp_scaler_note(&s, 0.1f);
-    mixp_scaler_advance(&s, &r, 0);
+    mixpi_scaler_note_unscaled(&s, 0.1f);
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK(s.scale == 8192.0f);          /* 65504 / 64 / 0.1 = 10235 */
-    mixp_scaler_note(&s, 0.1f);
-    mixp_scaler_advance(&s, &r, 1);
+    mixpi_scaler_note_unscaled(&s, 0.1f);
+    mixpi_scaler_advance(&s, &r, 1);
     CHECK(s.scale == 4096.0f);
-    mixp_scaler_note(&s, 0.1f);
-    mixp_scaler_advance(&s, &r, 0);     /* what overflowed was 65504 / 8192 at least: aims at 128 */
+    mixpi_scaler_note_unscaled(&s, 0.1f);
+    mixpi_scaler_advance(&s, &r, 0);     /* what overflowed was 65504 / 8192 at least: aims at 128 */
     CHECK(s.scale == 256.0f);           /* at most 4 binades at once */
-    mixp_scaler_note(&s, 0.1f);
-    mixp_scaler_advance(&s, &r, 0);
+    mixpi_scaler_note_unscaled(&s, 0.1f);
+    mixpi_scaler_advance(&s, &r, 0);
     CHECK(s.scale == 128.0f);
     CHECK_INT(s.skips, 1);
 }
@@ -167,10 +167,10 @@ static void test_predictive_model(void) {
         if (random_to(40) == 0) largest *= 64.0f;
         bad = (double)largest * m.scale > 65504.0;
         if (!bad) {
-            mixp_scaler_note(&s, largest);
+            mixpi_scaler_note_unscaled(&s, largest);
             if ((double)largest > m.largest) m.largest = (double)largest;
         }
-        mixp_scaler_advance(&s, &r, bad);
+        mixpi_scaler_advance(&s, &r, bad);
         if (bad) model_overflow(&m);
         else model_clean(&m);
         wrong = (double)s.scale < m.scale || (double)s.scale > m.scale;

@@ -192,7 +192,7 @@ static void loss_of_a_gradient(model *m) {
 static void break_out_of_autocast(model *m) {
     int i;
     for (i = 0; i < 1; i++) {
-        mixp_autocast_enter(m->ctx, MIXP_F16);      /* what MIXP_AUTOCAST does, left by break */
+        mixpi_autocast_enter(m->ctx, MIXP_F16);      /* what MIXP_AUTOCAST does, left by break */
     }
     mixp_step_begin(m->ctx);
 }

@@ -120,10 +120,10 @@ static void pops_among_too_many(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     int i;
     for (i = 0; i < 64; i++) CHECK_INT(mixp_scope_push(ctx, "s"), MIXP_OK);
-    mixp_scope_enter(ctx, "one too many");
+    mixpi_scope_enter(ctx, "one too many");
     told(ctx, MIXP_ERR_ARGUMENT, "too many nested");
     TOLD(ctx, mixp_scope_pop(ctx), "block");
-    mixp_scope_leave(ctx);
+    mixpi_scope_leave(ctx);
     for (i = 0; i < 64; i++) CHECK_INT(mixp_scope_pop(ctx), MIXP_OK);
     TOLD(ctx, mixp_scope_pop(ctx), "no scope is open");
     mixp_context_free(ctx);

@@ -182,9 +182,9 @@ static void frozen_is_frozen(void) {
         int before = how & 1, after = how >> 1 & 1;
         fill(x, 3);
         mixp_tensor_set_requires_grad(m.w, before);
-        if (how & 4) mixp_autocast_enter(m.ctx, MIXP_BF16);
+        if (how & 4) mixpi_autocast_enter(m.ctx, MIXP_BF16);
         loss = mixp_sum(m.ctx, mixp_linear(m.ctx, x, m.w, NULL), MIXP_ALL, 0);
-        if (how & 4) mixp_autocast_leave(m.ctx);
+        if (how & 4) mixpi_autocast_leave(m.ctx);
         mixp_tensor_set_requires_grad(m.w, after);
         CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
         CHECK(x->grad != NULL);
@@ -248,10 +248,10 @@ static void what_was_written_is_not_walked(void) {
         model m = model_new();
         mixp_tensor *x = mixp_param(m.ctx, "x", MIXP_F32, 2, x_shape), *once, *twice;
         fill(x, 3);
-        if (low) mixp_autocast_enter(m.ctx, MIXP_BF16);
+        if (low) mixpi_autocast_enter(m.ctx, MIXP_BF16);
         once = mixp_sum(m.ctx, mixp_linear(m.ctx, x, m.w, NULL), MIXP_ALL, 0);
         twice = mixp_mean(m.ctx, mixp_linear(m.ctx, x, m.w, NULL), MIXP_ALL, 0);
-        if (low) mixp_autocast_leave(m.ctx);
+        if (low) mixpi_autocast_leave(m.ctx);
         CHECK_INT(mixp_backward(m.ctx, once), MIXP_OK);
         x->grad = NULL;
         CHECK_INT(mixp_optimizer_step(m.opt), MIXP_OK);

@@ -880,7 +880,7 @@ static void test_scopes(void) {
     CHECK_TEXT(site_named(g.ctx, "h.1: add #2").op, "add");
     CHECK_TEXT(site_named(g.ctx, "h.2: attention").op, "attention");
     CHECK_TEXT(site_named(g.ctx, planted).op, "linear");
-    mixp_scope_enter(g.ctx, "left");
+    mixpi_scope_enter(g.ctx, "left");
     refuse(g.ctx, mixp_step_begin(g.ctx), MIXP_ERR_ORDER, "still open");
     gpt_close(&g);
 }
