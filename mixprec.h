@@ -797,11 +797,8 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
     return sign | code;
 }
 
-/* The stochastic forms round up if `random`, uniform in [0, 2^32), is below the removed part. */
 MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
 { return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
-MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_f16_of_bits(mixpi_round_f32(MIXP_F16, mixp_bits_of_f32(x), 0, 1, random)); }
 MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
 { return mixp_f16_of_bits((uint32_t)mixp_encode(MIXP_F16, x, 0)); }
 MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
@@ -809,10 +806,6 @@ MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
 
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
 { return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
-MIXPREC_HD mixp_bf16 mixp_bf16_from_f32_stochastic(float x, uint32_t random) {
-    return mixp_bf16_of_bits(
-        mixpi_round_f32(MIXP_BF16, mixp_bits_of_f32(x), 0, 1, random));
-}
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
 { return mixp_bf16_of_bits((uint32_t)mixp_encode(MIXP_BF16, x, 0)); }
 MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h)
@@ -822,14 +815,6 @@ MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 1, 0, 0)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_stochastic(float x, uint32_t random) {
-    return mixp_e4m3_of_bits(
-        mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 1, random));
-}
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64(double x)
-{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 0)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64_sat(double x)
-{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 1)); }
 MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h)
 { return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
 
@@ -837,14 +822,6 @@ MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 1, 0, 0)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_stochastic(float x, uint32_t random) {
-    return mixp_e5m2_of_bits(
-        mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 1, random));
-}
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64(double x)
-{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 0)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64_sat(double x)
-{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 1)); }
 MIXPREC_HD float mixp_f32_from_e5m2(mixp_e5m2 h)
 { return mixp_f32_of_bits(mixpi_f32_of_f16((uint32_t)h.bits << 8)); }
 
@@ -1075,14 +1052,14 @@ typedef struct mixp_scaler_state {
 #define MIXPI_LARGEST_SCALE 8.50705917e37f      /* 2^126 */
 
 /* Records the unscaled magnitude of a gradient, for rules that predict. */
-MIXPREC_HD void mixp_scaler_note(mixp_scaler_state *s, float largest) {
+MIXPREC_HD void mixpi_scaler_note_unscaled(mixp_scaler_state *s, float largest) {
     int is_finite = (mixp_bits_of_f32(largest) & 0x7F800000u) != 0x7F800000u;
     if (is_finite && largest > s->largest) s->largest = largest;
 }
 
 /* Records the magnitude of a gradient that was multiplied by the current scale. */
-MIXPREC_HD void mixp_scaler_note_scaled(mixp_scaler_state *s, float largest)
-{ mixp_scaler_note(s, (float)((double)largest / (double)s->scale)); }
+MIXPREC_HD void mixpi_scaler_note_scaled(mixp_scaler_state *s, float largest)
+{ mixpi_scaler_note_unscaled(s, (float)((double)largest / (double)s->scale)); }
 
 /* One backoff from a scale, never below the floor. */
 MIXPREC_HD float mixpi_scaler_lower(float scale, const mixp_scaler_rule *r) {
@@ -1095,7 +1072,7 @@ MIXPREC_HD float mixpi_scaler_lower(float scale, const mixp_scaler_rule *r) {
 MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     s->skips++;
     s->growth_tracker = 0;
-    if (r->predicts) mixp_scaler_note_scaled(s, r->low_largest);    /* a lower bound of it */
+    if (r->predicts) mixpi_scaler_note_scaled(s, r->low_largest);    /* a lower bound of it */
     if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
     else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
@@ -1182,11 +1159,11 @@ MIXPREC_HD void mixpi_scaler_remember(mixp_scaler_state *s) {
 }
 
 /* The scale of `age` updates ago; 0 = the current scale. */
-MIXPREC_HD float mixp_scaler_scale_at(const mixp_scaler_state *s, int age)
+MIXPREC_HD float mixpi_scaler_scale_at(const mixp_scaler_state *s, int age)
 { return age > 0 ? s->past[age - 1] : s->scale; }
 
 /* Advances the state by one update. This is all of a scaler's arithmetic, on every device. */
-MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r,
+MIXPREC_HD void mixpi_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r,
                                     int found_inf) {
     s->updates++;
     s->found_inf = 0;
@@ -1197,7 +1174,7 @@ MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule
     else           mixpi_scaler_clean(s, r);
 }
 
-/* mixp_scaler_advance for a skip whose cause is in the forward pass, which no scale cures: changes
+/* mixpi_scaler_advance for a skip whose cause is in the forward pass, which no scale cures: changes
  * only the counts. */
 MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     s->updates++;
@@ -1209,7 +1186,7 @@ MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rul
 }
 
 /* The factor that unscales gradients, rounded as in PyTorch. */
-MIXPREC_HD float mixp_scaler_inverse(float scale) { return (float)(1.0 / (double)scale); }
+MIXPREC_HD float mixpi_scaler_inverse(float scale) { return (float)(1.0 / (double)scale); }
 
 /* --- a step ----------------------------------------------------------------------------- */
 
@@ -1587,7 +1564,7 @@ MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t
 /* The learning rate after `applied` steps. Calls the function of MIXP_SCHEDULE_FUNCTION, on the
  * host only. */
 MIXPI_HD_SELDOM
-MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
+MIXPREC_HD double mixpi_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
     const int64_t t = applied - s->warmup;
     switch (s->kind) {
     case MIXP_SCHEDULE_ONE_CYCLE: return lr * mixpi_one_cycle(s, applied);
@@ -1616,7 +1593,7 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
 MIXPREC_HD double mixpi_plan_lr(const mixp_step_plan *plan, double lr, int64_t applied) {
     const int64_t at = applied - plan->factors_from;
     if (plan->schedule.kind != MIXP_SCHEDULE_FUNCTION)
-        return mixp_schedule_lr(&plan->schedule, lr, applied);
+        return mixpi_schedule_lr(&plan->schedule, lr, applied);
     return lr * plan->factors[at < 0 ? 0 : at < MIXPI_FACTORS ? at : MIXPI_FACTORS - 1];
 }
 
@@ -1723,7 +1700,7 @@ MIXPREC_HD int mixpi_is_decoupled(const mixp_step_plan *plan) {
            plan->kind >= MIXP_OPTIMIZER_LION;
 }
 
-/* Does mixp_adam_element update the elements of this kind? */
+/* Does mixpi_adam_element update the elements of this kind? */
 MIXPREC_HD int mixpi_is_adam(mixp_optimizer_kind kind)
 { return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RADAM; }
 
@@ -1761,7 +1738,7 @@ MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group
 
 /* The scalars of the group's update, for a parameter in its t-th step. */
 MIXPI_HD_SELDOM
-MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
+MIXPREC_HD void mixpi_step_scalars_of(const mixp_step_plan *plan,
                                      const mixp_step_state *state, int group, int64_t t,
                                      mixp_step_scalars *u) {
     const mixp_param_group *g = &plan->groups[group];
@@ -1780,7 +1757,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
 }
 
 /* min(1, max_norm / (norm + 1e-6)), as in PyTorch. A NaN norm gives 1. */
-MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm) {
+MIXPREC_HD double mixpi_clip_coefficient(double norm, double max_norm) {
     double c = max_norm / (norm + 1e-6);
     return c < 1.0 ? c : 1.0;
 }
@@ -1814,11 +1791,11 @@ MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s
     norm = s->stats.norm * (double)s->clipped;
 #endif
     if (plan->gathered && plan->max_norm > 0.0)
-        clip = mixp_clip_coefficient(norm, plan->max_norm);
-    s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
+        clip = mixpi_clip_coefficient(norm, plan->max_norm);
+    s->scale = scaler ? mixpi_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled)
-        s->factor = clip * (double)mixp_scaler_inverse(s->scale);
+        s->factor = clip * (double)mixpi_scaler_inverse(s->scale);
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
     if (plan->kind == MIXP_OPTIMIZER_MUON_UNIT)
         s->factor = mixpi_muon_unit(norm, &plan->groups[0]);
@@ -1933,7 +1910,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     mixpi_step_look(plan, s);
     bad = s->stats.found_inf != 0;
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
-    if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
+    if (scaler && plan->gathered) mixpi_scaler_note_unscaled(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     s->loss_bad = scaler && scaler->loss_bad;
     mixpi_step_factor(plan, s, scaler);
@@ -1948,10 +1925,10 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
 }
 
 /* All scalar work of one step. A pure function, the same on every device. */
-MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
+MIXPREC_HD void mixpi_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
                                   mixp_scaler_state *scaler) {
     int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
-    for (g = 0; g < n; g++) mixp_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
+    for (g = 0; g < n; g++) mixpi_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
 }
 
 /* The decay of weight p, which is about to move against `update`. Cautious: 0 where the update
@@ -2009,7 +1986,7 @@ MIXPREC_HD int64_t mixpi_whole_of(double x)
 
 /* Writes this rank's results into its row. All of the row's numbers are finite, except perhaps the
  * loss. */
-MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
+MIXPREC_HD void mixpi_agree_fill(double *row, const mixp_step_plan *plan,
                                 const mixp_step_state *s,
                                 const mixp_scaler_state *scaler) {
     int found = s->stats.found_inf != 0;
@@ -2111,7 +2088,7 @@ MIXPREC_HD void mixpi_agree_buffer(const double *row, int r, mixp_agreement *a) 
 }
 
 /* Reads the results of all ranks from the table. If ranks differ, all ranks skip the step. */
-MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s,
+MIXPREC_HD void mixpi_agree_read(const double *table, int size, mixp_step_state *s,
                                 mixp_scaler_state *scaler) {
     const int32_t part_rank = s->agreed.part_rank;
     double loss = 0.0;
@@ -2153,7 +2130,7 @@ MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
 
 /* One element of Adam or AdamW, with a fixed order of roundings. p: the master weight. m, v: the
  * moments. grad: the gradient as stored. */
-MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
+MIXPREC_HD void mixpi_adam_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m, float *v) {
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio, decay;
     *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
@@ -2171,7 +2148,7 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
 }
 
 /* One element of SGD. m: NULL without momentum. */
-MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
+MIXPREC_HD void mixpi_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
     if (m) {
@@ -2182,7 +2159,7 @@ MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *
 }
 
 /* One element of RMSprop, in PyTorch's order. m: NULL without momentum. */
-MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
+MIXPREC_HD void mixpi_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
                                      float *m, float *v) {
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
@@ -2225,7 +2202,7 @@ MIXPREC_HD void mixpi_adamax(const mixp_step_scalars *u, float g, float *p, floa
 /* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum
  * into Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see
  * mixp_param_row; NAdam and Adamax do not read it. */
-MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
+MIXPREC_HD void mixpi_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
                                    float *p, float *m, float *v, float *third) {
     const float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
     float top, ratio;
@@ -2255,7 +2232,7 @@ MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_sca
 /* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
  * the gradient joins the momentum (Chen et al., "Symbolic Discovery of Optimization Algorithms",
  * 2023). */
-MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
+MIXPREC_HD void mixpi_lion_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m) {
     float g = grad * u->factor, blend = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
@@ -2280,7 +2257,7 @@ MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
 }
 
 /* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
-MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float grad,
+MIXPREC_HD void mixpi_muon_momentum_element(const mixp_step_scalars *u, float grad,
                                            float *direction, float *m) {
     float g = mixpi_rounded_product(grad, u->factor);
     *m = mixpi_lerp(*m, g, u->rest1);
@@ -2288,7 +2265,7 @@ MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float gra
 }
 
 /* One element of Muon's last pass. shape: the factor of the rate for the matrix's shape. */
-MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
+MIXPREC_HD void mixpi_muon_element(const mixp_step_scalars *u, float shape,
                                   float direction, float *p) {
     float rate = u->rate * shape;
     *p = mixpi_fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
@@ -2299,16 +2276,16 @@ MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
  * Random numbers are keyed by (seed, applied steps, tensor, element), with one word per element.
  * The first moment uses the word's lower half, the second moment its upper half, a master a mix.
  */
-MIXPREC_HD uint64_t mixp_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
+MIXPREC_HD uint64_t mixpi_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
 { return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
 /* The key of the 2^32 elements around `element`. */
-MIXPREC_HD uint64_t mixp_state_key_of(uint64_t key, uint64_t element)
+MIXPREC_HD uint64_t mixpi_state_key_of(uint64_t key, uint64_t element)
 { return key + (element >> 32) * 0x9E3779B97F4A7C15u; }
 /* The word of one element. Every element of every step needs a word, and 64-bit vector products
  * take several times as long as 32-bit products. So the word comes from two 32-bit rounds of
  * multiply and xor-shift (Wellons' constants of least bias), with half of the key before each. */
-MIXPREC_HD uint32_t mixp_state_random(uint64_t key, uint64_t element) {
-    const uint64_t k = mixp_state_key_of(key, element);
+MIXPREC_HD uint32_t mixpi_state_random(uint64_t key, uint64_t element) {
+    const uint64_t k = mixpi_state_key_of(key, element);
     uint32_t x = (uint32_t)element + (uint32_t)k;
     x = (x ^ x >> 16) * 0x7FEB352Du;
     x = (x ^ x >> 15) + (uint32_t)(k >> 32);
@@ -2322,7 +2299,7 @@ MIXPREC_HD uint32_t mixpi_random_master(uint32_t word) {
 }
 
 /* x rounded to bf16 with 16 random bits. */
-MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
+MIXPREC_HD uint32_t mixpi_state_bf16(float x, uint32_t random) {
     uint32_t u = mixp_bits_of_f32(x);
     uint32_t nan = u | 0x400000u;
     u = (u & 0x7FFFFFFFu) > 0x7F800000u ? nan : u + random;
@@ -2338,7 +2315,7 @@ MIXPREC_HD uint32_t mixpi_state_size(float x) {
 /* The scale of a block of first moments, an f8_e8m0, from the bits of the largest magnitude.
  * Divided by the scale, the largest is at least 128 and less than 256. The scale is a power of two,
  * so a change of scale is exact. */
-MIXPREC_HD uint32_t mixp_state_scale_m(uint32_t largest) {
+MIXPREC_HD uint32_t mixpi_state_scale_m(uint32_t largest) {
     uint32_t exponent = largest >> 23;
     return exponent > 7u ? exponent - 7u : 1u;
 }
@@ -2346,7 +2323,7 @@ MIXPREC_HD uint32_t mixp_state_scale_m(uint32_t largest) {
 /* A first moment rounded to f8_e4m3 with 16 random bits. Subnormal results round to nearest: random
  * rounding could enlarge a small moment, which would then be divided by a small root. NaN and Inf
  * become NaN. */
-MIXPREC_HD uint32_t mixp_state_m(float x, uint32_t scale, uint32_t random) {
+MIXPREC_HD uint32_t mixpi_state_m(float x, uint32_t scale, uint32_t random) {
     uint32_t y = mixp_bits_of_f32(x * mixp_f32_of_bits((254u - scale) << 23));
     uint32_t a = y & 0x7FFFFFFFu;
     uint32_t normal = ((a + (random << 4)) >> 20) - (120u << 3);
@@ -2355,14 +2332,14 @@ MIXPREC_HD uint32_t mixp_state_m(float x, uint32_t scale, uint32_t random) {
     code = a < 0x7F800000u ? code : 0x7Fu;
     return (y >> 24 & 0x80u) | code;
 }
-MIXPREC_HD float mixp_state_m_value(uint32_t code, uint32_t scale) {
+MIXPREC_HD float mixpi_state_m_value(uint32_t code, uint32_t scale) {
     float unit = mixp_f32_of_bits(scale << 23);
     return mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) * unit;
 }
 
 /* The scale of a block of second moments, from the bits of the largest root. The rounded root is
  * less than 2 times the scale. */
-MIXPREC_HD uint32_t mixp_state_scale_v(uint32_t largest) {
+MIXPREC_HD uint32_t mixpi_state_scale_v(uint32_t largest) {
     uint32_t exponent = (largest + 0xFFFFFu) >> 23;
     return exponent > 15u ? exponent : 15u;
 }
@@ -2371,14 +2348,14 @@ MIXPREC_HD uint32_t mixp_state_scale_v(uint32_t largest) {
  * mantissa in one number, 16 codes to the octave, down from the scale. Only a root of 0 gets code
  * 0: if a small root became 0, its weight would move by the first moment over eps. Code 255 is Inf
  * or NaN; the weight of a NaN is NaN already. */
-MIXPREC_HD uint32_t mixp_state_v(float root, uint32_t scale, uint32_t random) {
+MIXPREC_HD uint32_t mixpi_state_v(float root, uint32_t scale, uint32_t random) {
     uint32_t a = mixp_bits_of_f32(root) & 0x7FFFFFFFu;
     int32_t code = (int32_t)((a + (random << 3)) >> 19) - (int32_t)((scale - 15u) << 4);
     code = code > 1 ? code : 1;
     code = a < 0x7F800000u ? code : 255;
     return a ? (uint32_t)code : 0u;
 }
-MIXPREC_HD float mixp_state_v_value(uint32_t code, uint32_t scale) {
+MIXPREC_HD float mixpi_state_v_value(uint32_t code, uint32_t scale) {
     uint32_t u = (code + ((scale - 15u) << 4)) << 19;
     float root;
     u = code < 255u ? u : 0x7F800000u;
@@ -2389,33 +2366,33 @@ MIXPREC_HD float mixp_state_v_value(uint32_t code, uint32_t scale) {
 /* A master weight in two parts: the bf16 weight (upper bits) and the rest (lower bits). The weight
  * is the nearest bf16 to the master. Ties round up in magnitude: with ties to even, two masters
  * would have the same parts. NaN is a special case, because the carry would turn it into -0. */
-typedef struct mixp_master_parts { uint32_t weight, rest; } mixp_master_parts;
+typedef struct mixpi_master_parts { uint32_t weight, rest; } mixpi_master_parts;
 
 /* Parts that hold the master exactly. */
-MIXPREC_HD mixp_master_parts mixp_master_to_16(float master) {
+MIXPREC_HD mixpi_master_parts mixpi_master_to_16(float master) {
     uint32_t u = mixp_bits_of_f32(master);
     uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
-    mixp_master_parts s;
+    mixpi_master_parts s;
     s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;
     s.rest = nan ? 0u : u & 0xFFFFu;
     return s;
 }
-MIXPREC_HD float mixp_master_from_16(uint32_t weight, uint32_t rest) {
+MIXPREC_HD float mixpi_master_from_16(uint32_t weight, uint32_t rest) {
     uint32_t carried = (rest & 0x8000u) << 1;
     return mixp_f32_of_bits((weight << 16) + rest - carried);
 }
 
 /* Parts that hold the master's upper 24 bits, rounded with 8 random bits. */
-MIXPREC_HD mixp_master_parts mixp_master_to_8(float master, uint32_t random) {
+MIXPREC_HD mixpi_master_parts mixpi_master_to_8(float master, uint32_t random) {
     uint32_t u = mixp_bits_of_f32(master);
     uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
     uint32_t kept = (u + random) >> 8;
-    mixp_master_parts s;
+    mixpi_master_parts s;
     s.weight = nan ? u >> 16 | 0x40u : (kept + 0x80u) >> 8;
     s.rest = nan ? 0u : kept & 0xFFu;
     return s;
 }
-MIXPREC_HD float mixp_master_from_8(uint32_t weight, uint32_t rest) {
+MIXPREC_HD float mixpi_master_from_8(uint32_t weight, uint32_t rest) {
     uint32_t carried = (rest & 0x80u) << 1;
     return mixp_f32_of_bits(((weight << 8) + rest - carried) << 8);
 }
@@ -3604,7 +3581,7 @@ typedef struct mixp_clip_args {
 } mixp_clip_args;
 
 /* All scalar work of one step: decides apply or skip, counts the step, computes learning rates and
- * bias corrections, and ORs found_inf into the scaler. Runs mixp_step_prepare once on the device.
+ * bias corrections, and ORs found_inf into the scaler. Runs mixpi_step_prepare once on the device.
  * Used when the statistics changed after grad_stats (clipping, a reduction over machines), or when
  * there are no statistics. */
 typedef struct mixp_prepare_args {
@@ -3662,8 +3639,8 @@ typedef struct mixp_look {
                                    of `low`; a saturating cast makes them that number     */
 } mixp_look;
 
-/* mixp_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
- * `falls`: see mixp_scaler_advance_guarded. */
+/* mixpi_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
+ * `falls`: see mixpi_scaler_advance_guarded. */
 typedef struct mixp_advance_args {
     const mixp_scaler_rule *rule;   /* host memory                                         */
     mixp_scaler_state      *scaler;
@@ -3789,7 +3766,7 @@ MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rul
  * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
  * finds nothing to fix must not keep a run from ending. Where a guard is on and has seen the
  * gradients (narrow), two skips find the scale to which many backoffs lead. */
-MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
+MIXPREC_HD void mixpi_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
                                             int32_t forgives, int32_t falls,
                                             const mixp_look *narrow) {
     const int bad = s->found_inf, forward = s->loss_bad || s->buffer_bad;
@@ -3801,7 +3778,7 @@ MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_sca
         mixpi_scaler_forgive(s, r);
         return;
     }
-    mixp_scaler_advance(s, r, bad);
+    mixpi_scaler_advance(s, r, bad);
     if (forgives && bad) mixpi_scaler_dive(s, r, before, forward ? NULL : narrow);
     else if (forgives)   mixpi_scaler_surface(s, r, before, narrow);
 }
@@ -3842,8 +3819,8 @@ typedef struct mixp_look_args {
 
 /* Agreement of the ranks, between grad_stats and prepare. It has two halves, with a sum over ranks
  * between them. The first half fills this rank's row of table and zeros the other rows. The second
- * half (`reads` 1) reads the results of all ranks from the summed table. See mixp_agree_fill and
- * mixp_agree_read. looks: the result of grad_stats for each bucket of gradients, before the bucket
+ * half (`reads` 1) reads the results of all ranks from the summed table. See mixpi_agree_fill and
+ * mixpi_agree_read. looks: the result of grad_stats for each bucket of gradients, before the bucket
  * was summed. first_leaf: the index of each bucket's first gradient. in_parts: the sums are
  * scattered, and step describes only this rank's part. All pointers but plan: device memory. */
 typedef struct mixp_agree_args {
@@ -5037,11 +5014,11 @@ MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
 /* Returns the current region; dtype MIXP_F32 and level 0 outside of all regions. */
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
-/* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on.
+/* Sets the level, 0..3, that the block form uses from now on.
  * MIXP_ERR_ARGUMENT: another level; the old level stays. MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
-/* Sets the recipe that bf16 regions of the block form and of mixp_autocast_call use from now on; it
+/* Sets the recipe that bf16 regions of the block form use from now on; it
  * is copied. NULL or kind MIXP_RECIPE_NONE = none. While a recipe is set, an f16 block is
  * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_push with a recipe;
  * the old recipe then stays.
@@ -5099,30 +5076,24 @@ MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *c
  * continue ends the block, not the iteration of the loop around it, because C cannot tell continue
  * from the end of the block. */
 #define MIXP_AUTOCAST(ctx, dtype)                                                         \
-    MIXPI_IN_REGION(mixpi_cast_, mixp_autocast_enter((ctx), (dtype)),                  \
-                       mixp_autocast_leave(ctx), __LINE__)
+    MIXPI_IN_REGION(mixpi_cast_, mixpi_autocast_enter((ctx), (dtype)),                  \
+                       mixpi_autocast_leave(ctx), __LINE__)
 /* Names contain kind and line, so that nested blocks do not shadow each other. */
 #define MIXPI_IN_REGION(kind, enter, leave, line)                                      \
     MIXPI_IN_REGION_AT(kind, enter, leave, line)
 #define MIXPI_IN_REGION_AT(kind, enter, leave, line)                                   \
     for (int kind##line = (enter); kind##line; kind##line = (leave))
-MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
-
-/* Runs fn(ctx, user) in a region that ends however fn returns, like PyTorch's decorator form.
- * Returns what fn returns; NULL if ctx or fn is NULL. */
-MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
-                                            mixp_tensor *(*fn)(mixp_context *, void *),
-                                            void *user);
+MIXPREC_API int mixpi_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
+MIXPREC_API int mixpi_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
 /* MIXP_NO_GRAD(ctx) { loss = model(ctx, x); }
  *
  * For evaluation: operators inside are not recorded for backward. Blocks nest. Leave the block only
  * at its end, and keep it within a step, as with MIXP_AUTOCAST. */
 #define MIXP_NO_GRAD(ctx)                                                                 \
-    MIXPI_IN_REGION(mixpi_no_grad_, mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
+    MIXPI_IN_REGION(mixpi_no_grad_, mixpi_no_grad_enter(ctx), mixpi_no_grad_leave(ctx), __LINE__)
+MIXPREC_API int mixpi_no_grad_enter(mixp_context *ctx);                     /* always 1 */
+MIXPREC_API int mixpi_no_grad_leave(mixp_context *ctx);                     /* always 0 */
 
 /* Regions that can be left in any way. An open function opens a region and returns its number, or
  * -1 if ctx is NULL. mixp_autocast_close closes that region and every region opened since, of any
@@ -5137,9 +5108,9 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
  * joined by dots; a joined name is cut after 200 characters. Leave the block only at its end, and
  * keep it within a step, as with MIXP_AUTOCAST. */
 #define MIXP_SCOPE(ctx, name) \
-    MIXPI_IN_REGION(mixpi_scope_, mixp_scope_enter((ctx), (name)), mixp_scope_leave(ctx), __LINE__)
-MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
-MIXPREC_API int mixp_scope_leave(mixp_context *ctx);                       /* always 0 */
+    MIXPI_IN_REGION(mixpi_scope_, mixpi_scope_enter((ctx), (name)), mixpi_scope_leave(ctx), __LINE__)
+MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
+MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* always 0 */
 
 /* A scope until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
  * are nested more than 64 deep. MIXP_ERR_ORDER: pop without push, or the region or scope opened
@@ -6941,34 +6912,6 @@ typedef struct mixp_guard_desc {
  * is open, or a step is being captured. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites
  * differs from its first value. MIXP_ERR_DEVICE: the device has no kernel for it. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
-/* MIXP_GUARDED(ctx, MIXP_F16) { ... } is MIXP_AUTOCAST with a guard. The first block starts the
- * guard with its defaults, unless a guard was started before. A guard stopped by mixp_guard_stop
- * stays off. The first block must not be inside another region or scope: otherwise it fails with
- * the MIXP_ERR_ORDER of mixp_guard_start and runs without a guard. The first sampled step is the
- * step after the first block. */
-#define MIXP_GUARDED(ctx, dtype)                                                          \
-    MIXPI_IN_REGION(mixpi_guarded_, mixp_guarded_enter((ctx), (dtype)),                   \
-                    mixp_autocast_leave(ctx), __LINE__)
-MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype);    /* always 1 */
-/* Like mixp_autocast_open, with the guard of MIXP_GUARDED: returns the region's number, or -1 if
- * ctx is NULL. End the region with mixp_autocast_close. */
-MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype);
-#ifdef __cplusplus
-/* C++: like mixp_autocast_scope, with the guard of MIXP_GUARDED:
- *
- *     { mixp_guarded_scope scope(ctx, MIXP_F16); loss = model(ctx, x); } */
-class mixp_guarded_scope {
-public:
-    MIXPI_NODISCARD mixp_guarded_scope(mixp_context *context, mixp_dtype dtype)
-        : ctx(context), opened(mixp_guarded_open(context, dtype)) {}
-    ~mixp_guarded_scope() { mixp_autocast_close(ctx, opened); }
-    mixp_guarded_scope(const mixp_guarded_scope &) = delete;
-    mixp_guarded_scope &operator=(const mixp_guarded_scope &) = delete;
-private:
-    mixp_context *ctx;
-    int           opened;
-};
-#endif
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
  * what it knows. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
@@ -10353,17 +10296,17 @@ static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
 
 static mixp_result mixpi_cpu_grad_stats(
     const mixp_exec *x, const mixp_grad_stats_args *k, mixp_task task) {
-    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
+    const float factor = k->scale ? mixpi_scaler_inverse(*k->scale) : 1.0f;
     mixpi_chunk_job job = mixpi_look_job_of(factor, k->unscale != 0);
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
     if (r != MIXP_OK) return r;
     mixpi_sum_up(&job, k->step);
-    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
+    if (k->plan) mixpi_step_prepare(k->plan, k->step, k->scaler);
     return MIXP_OK;
 }
 
 static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, mixp_task task) {
-    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
+    const float factor = (float)mixpi_clip_coefficient(k->step->stats.norm, k->max_norm);
     mixpi_chunk_job job = mixpi_look_job_of(factor, MIXPI_CHUNK_SCALE);
     if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
@@ -10373,15 +10316,15 @@ static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, m
 
 static mixp_result mixpi_prepare(const mixp_exec *x, const mixp_prepare_args *k) {
     (void)x;
-    mixp_step_prepare(k->plan, k->step, k->scaler);
+    mixpi_step_prepare(k->plan, k->step, k->scaler);
     return MIXP_OK;
 }
 
 static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
-    if (k->wide) mixp_scaler_note_scaled(k->scaler, k->wide->largest);
-    if (k->wide && k->narrow) mixp_scaler_note_scaled(k->scaler, k->narrow->largest);
-    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls, k->narrow);
+    if (k->wide) mixpi_scaler_note_scaled(k->scaler, k->wide->largest);
+    if (k->wide && k->narrow) mixpi_scaler_note_scaled(k->scaler, k->narrow->largest);
+    mixpi_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls, k->narrow);
     return MIXP_OK;
 }
 
@@ -10399,11 +10342,11 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
     size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
     (void)x;
     if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->step, k->scaler);
+        mixpi_agree_read(k->table, k->size, k->step, k->scaler);
         return MIXP_OK;
     }
     memset(k->table, 0, bytes);
-    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
     if (k->in_parts) mixpi_agree_part(row, k->step);
     return MIXP_OK;
@@ -11278,37 +11221,37 @@ typedef struct mixpi_vmaster_parts { mixpi_vbits weight, rest; } mixpi_vmaster_p
  * functions read are sign-extended. */
 #if MIXPI_PASS == 0
 MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
-    return mixp_state_random(key, first);
+    return mixpi_state_random(key, first);
 }
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
-    return mixp_state_bf16(mixp_f32_of_bits(x), random) << 16;
+    return mixpi_state_bf16(mixp_f32_of_bits(x), random) << 16;
 }
 MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random) {
-    return mixp_state_m(mixp_f32_of_bits(x), scale, random);
+    return mixpi_state_m(mixp_f32_of_bits(x), scale, random);
 }
 MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
-    return mixp_state_m_value(code & 0xFFu, scale);
+    return mixpi_state_m_value(code & 0xFFu, scale);
 }
 MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {
-    return mixp_state_v(mixp_f32_of_bits(root), scale, random);
+    return mixpi_state_v(mixp_f32_of_bits(root), scale, random);
 }
 MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
-    return mixp_state_v_value(code & 0xFFu, scale);
+    return mixpi_state_v_value(code & 0xFFu, scale);
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
-    mixp_master_parts parts = mixp_master_to_16(mixp_f32_of_bits(u));
+    mixpi_master_parts parts = mixpi_master_to_16(mixp_f32_of_bits(u));
     mixpi_vmaster_parts r = { parts.weight << 16, parts.rest };
     return r;
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
-    mixp_master_parts parts = mixp_master_to_8(mixp_f32_of_bits(u), random);
+    mixpi_master_parts parts = mixpi_master_to_8(mixp_f32_of_bits(u), random);
     mixpi_vmaster_parts r = { parts.weight << 16, parts.rest };
     return r;
 }
 MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return mixp_f32_of_bits(bits); }
 
 #else
-/* mixp_state_random in two parts: the places of the elements, and the hash of a place. A caller
+/* mixpi_state_random in two parts: the places of the elements, and the hash of a place. A caller
  * that needs many words adds to the places. */
 MIXPI_V mixpi_vbits mixpi_vstate_place(uint64_t key, uint32_t first) {
     const uint32_t lane[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
@@ -16384,7 +16327,7 @@ MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v
     return mixpi_vselect_gt(none, mixpi_vmul(update, p), none, decay);
 }
 
-/* 16 elements of mixp_adam_element, with the same operations in the same order. form: one of the
+/* 16 elements of mixpi_adam_element, with the same operations in the same order. form: one of the
  * two specialised forms, or any: as u says. root: the root of the second moment, in PyTorch's
  * order; 1-byte states store it. */
 enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
@@ -16432,12 +16375,12 @@ MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
 
     /* Fewer than 16 are left. */
     for (; i < n; i++) {
-        mixp_adam_element(u, g[i], p + i, m + i, v + i);
+        mixpi_adam_element(u, g[i], p + i, m + i, v + i);
         if (roots) v[i] = sqrtf(v[i]);
     }
 }
 
-/* As mixp_sgd_element; m NULL without momentum. */
+/* As mixpi_sgd_element; m NULL without momentum. */
 MIXPI_RARE void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p,
                                    float *m, int n) {
     const int ahead = MIXPI_P(ahead)();
@@ -16455,10 +16398,10 @@ MIXPI_RARE void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, f
         }
         mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
     }
-    for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
+    for (; i < n; i++) mixpi_sgd_element(u, g[i], p + i, m ? m + i : NULL);
 }
 
-/* As mixp_rmsprop_element. */
+/* As mixpi_rmsprop_element. */
 MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g,
                                        float *p, float *m, float *v, int n) {
     const mixpi_v beta = mixpi_vset(u->beta2), rest = mixpi_vset(u->rest2);
@@ -16481,10 +16424,10 @@ MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *
     }
 
     /* Fewer than 16 are left. */
-    for (; i < n; i++) mixp_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
+    for (; i < n; i++) mixpi_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
 }
 
-/* As mixp_lion_element. */
+/* As mixpi_lion_element. */
 MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
                                     float *m, int n) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), less = mixpi_vset(-1.0f);
@@ -16506,7 +16449,7 @@ MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, 
         mixpi_vstore(m + i, mixpi_vfma(mixpi_vset(u->beta2), a, d));
     }
 
-    for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
+    for (; i < n; i++) mixpi_lion_element(u, g[i], p + i, m + i);
 }
 
 /* A stretch of NAdam, Adamax, amsgrad or centered RMSprop, an element at a time. States and weights
@@ -16516,7 +16459,7 @@ MIXPI_FLAT void MIXPI_P(later_block)(const mixpi_stretch *s, mixp_optimizer_kind
     float *third = s->row->third ? s->row->third + s->first : s->p;
     float *m = s->m ? s->m : s->p;
     for (int i = 0; i < s->n; i++)
-        mixp_later_element(kind, u, g[i], s->p + i, m + i, s->v + i, third + i);
+        mixpi_later_element(kind, u, g[i], s->p + i, m + i, s->v + i, third + i);
 }
 /* --- states of fewer bytes: blocks of codes to f32 and back, a register at a time ---------- *
  * `size`, the bytes of a code, is a constant where these functions are inlined in a hot loop. */
@@ -16631,12 +16574,12 @@ MIXPI_F void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_r
     if (b->m && b->m_size == 2) MIXPI_P(small_put_bf16)(b->m, m, word, 0);
     if (b->v && b->v_size == 2) MIXPI_P(small_put_bf16)(b->v, v, word, 16);
     if (b->m && b->m_size == 1) {
-        scale = mixp_state_scale_m(MIXPI_P(block_largest)(m));
+        scale = mixpi_state_scale_m(MIXPI_P(block_largest)(m));
         MIXPI_P(small_put_m)(b, scale, m, word);
         row->m_scale[block] = (uint8_t)scale;
     }
     if (b->v && b->v_size == 1) {
-        scale = mixp_state_scale_v(MIXPI_P(block_largest)(v));
+        scale = mixpi_state_scale_v(MIXPI_P(block_largest)(v));
         MIXPI_P(small_put_v)(b, scale, v, word);
         row->v_scale[block] = (uint8_t)scale;
     }
@@ -16654,7 +16597,7 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     const int64_t block = b.first / MIXP_STATE_BLOCK;
     const uint32_t m_scale = row->m_scale ? row->m_scale[block] : 0u;
     const uint32_t v_scale = row->v_scale ? row->v_scale[block] : 0u;
-    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b.first);
+    const uint64_t key = mixpi_state_key_of(s->key, (uint64_t)b.first);
     for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         MIXPI_P(small_words)(key, b.first, k, s->word + i);
         if (b.m)
@@ -16688,7 +16631,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     const int64_t block = b.first / MIXP_STATE_BLOCK;
     const uint32_t m_scale = size == 1 ? row->m_scale[block] : 0u;
     const uint32_t v_scale = size == 1 ? row->v_scale[block] : 0u;
-    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b.first);
+    const uint64_t key = mixpi_state_key_of(s->key, (uint64_t)b.first);
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
     int k;
@@ -16734,7 +16677,7 @@ MIXPI_V mixpi_v MIXPI_P(bytes_grad)(mixp_in grad, int64_t k) {
     if (grad.dtype == MIXP_F16) return mixpi_vget(MIXP_F16, p);
     return (mixpi_v)mixpi_vread_high(p);
 }
-/* As mixp_state_m. m times `unit` is 2^-8 of m in the block's unit; the low bits of its exponent
+/* As mixpi_state_m. m times `unit` is 2^-8 of m in the block's unit; the low bits of its exponent
  * and the top bits of its mantissa are then the code. For a subnormal, the last bits of its sum
  * with 64 are the code. */
 MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
@@ -16748,7 +16691,7 @@ MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
     code = (mixpi_vbits)_mm512_ternarylogic_epi32(bit, (__m512i)sign, (__m512i)c, 0xCA);
     mixpi_vwrite_8(codes, code);
 }
-/* As mixp_state_v. */
+/* As mixpi_state_v. */
 MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base,
                                   mixpi_vbits word) {
     const mixpi_vbits a = (mixpi_vbits)mixpi_vload(roots);
@@ -16757,7 +16700,7 @@ MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base
     const __m512i least = _mm512_set1_epi32(1);
     mixpi_vwrite_8(codes, (mixpi_vbits)_mm512_maskz_max_epi32(some, (__m512i)code, least));
 }
-/* As mixp_master_to_8. */
+/* As mixpi_master_to_8. */
 MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
                                        mixpi_vbits word) {
     const __m512i inf = _mm512_set1_epi32(0x7F800000);
@@ -16787,7 +16730,7 @@ MIXPI_V int MIXPI_P(bytes_usual)(const mixpi_small *b, uint32_t m_scale) {
 /* Stores a block's moments, rounded. Returns 0 and stores nothing if a moment is not finite. */
 MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, int i,
                                  uint32_t m_top, uint32_t v_top) {
-    const uint32_t m_scale = mixp_state_scale_m(m_top), v_scale = mixp_state_scale_v(v_top);
+    const uint32_t m_scale = mixpi_state_scale_m(m_top), v_scale = mixpi_state_scale_v(v_top);
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits((246u - m_scale) << 23));
     const int64_t block = b->first / MIXP_STATE_BLOCK;
     int k;
@@ -16810,7 +16753,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
     const uint32_t m_scale = s->row->m_scale[block] + 8u;
     const uint32_t base = (s->row->v_scale[block] - 15u) << 23;
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits(m_scale << 23));
-    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b->first);
+    const uint64_t key = mixpi_state_key_of(s->key, (uint64_t)b->first);
     const mixp_step_scalars own = *u;           /* a copy that stores of codes cannot alias */
     mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
     __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
@@ -16946,11 +16889,11 @@ MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind 
     float *p = s->p, *m = s->m;
     int i;
     if (kind == MIXP_OPTIMIZER_MUON)
-        for (i = 0; i < s->n; i++) mixp_muon_element(u, s->row->rate, g[i], p + i);
+        for (i = 0; i < s->n; i++) mixpi_muon_element(u, s->row->rate, g[i], p + i);
     else if (kind == MIXP_OPTIMIZER_MUON_UNIT)
         for (i = 0; i < s->n; i++) p[i] = g[i] * u->factor;
     else
-        for (i = 0; i < s->n; i++) mixp_muon_momentum_element(u, g[i], p + i, m + i);
+        for (i = 0; i < s->n; i++) mixpi_muon_momentum_element(u, g[i], p + i, m + i);
 }
 
 MIXPI_F void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
@@ -17058,14 +17001,14 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
 
     if (job->step->skip) { mixpi_clear_grad(row, i, end - i); return; }
     if (row->missed && *row->missed) {
-        mixp_step_scalars_of(job->plan, job->step, row->group,
+        mixpi_step_scalars_of(job->plan, job->step, row->group,
                              job->step->applied - *row->missed, &late);
         u = &late;
     }
 
     mixpi_stretch_carve(&s, &room);
     s.row = row;
-    s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
+    s.key = mixpi_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
 
@@ -18262,7 +18205,7 @@ static int mixpi_check_scaler(void) {
 
     /* Each step gives the scale of its place in the list. */
     for (int i = 0; i < 6; i++) {
-        mixp_scaler_advance(&s, &rule, found_inf[i]);
+        mixpi_scaler_advance(&s, &rule, found_inf[i]);
         if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
     }
     return 1;
@@ -18289,8 +18232,8 @@ static int mixpi_check_update(void) {
     plan.groups[0].eps = 1e-8;
     state.applied = 3;
     state.factor = 1.0 / 1024.0;
-    mixp_step_scalars_of(&plan, &state, 0, 3, &u);
-    mixp_adam_element(&u, -256.0f, &p, &m, &v);
+    mixpi_step_scalars_of(&plan, &state, 0, 3, &u);
+    mixpi_adam_element(&u, -256.0f, &p, &m, &v);
     return mixpi_check_near(m, 0.08750000000000001) && mixpi_check_near(v, 0.0100525) &&
            mixpi_check_near(p, 0.4998237029022782);
 }
@@ -21689,18 +21632,18 @@ MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *c
     return ctx && ctx->casting ? ctx->casting->recipes : none;
 }
 
-MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
+MIXPREC_API int mixpi_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
     if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_BLOCK);
     return 1;
 }
 
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
+MIXPREC_API int mixpi_no_grad_enter(mixp_context *ctx) {
     if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_BLOCK, 1);
     return 1;
 }
 
 /* Closes the innermost block, and all regions that were pushed and not popped in it. */
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
+MIXPREC_API int mixpi_autocast_leave(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c) return 0;
     if (c->n_regions > MIXPI_REGIONS_ROOM) {
@@ -21715,7 +21658,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     return 0;
 }
 
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+MIXPREC_API int mixpi_no_grad_leave(mixp_context *ctx) { return mixpi_autocast_leave(ctx); }
 
 static int mixpi_regions_count(const mixp_context *ctx) {
     return ctx->casting ? ctx->casting->n_regions : 0;
@@ -21733,11 +21676,11 @@ static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name, mixpi_r
     return MIXP_OK;
 }
 
-MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
+MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name) {
     if (ctx) mixpi_scope_open(ctx, name ? name : "", MIXPI_REGION_IN_BLOCK);
     return 1;
 }
-MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+MIXPREC_API int mixpi_scope_leave(mixp_context *ctx) { return mixpi_autocast_leave(ctx); }
 
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
     if (!ctx || !name || !*name)
@@ -21764,17 +21707,6 @@ MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
     if (ctx && opened >= 0 && opened < mixpi_regions_count(ctx)) ctx->casting->n_regions = opened;
-}
-
-MIXPREC_API mixp_tensor *mixp_autocast_call(
-    mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn, void *user) {
-    mixp_tensor *t;
-    int opened;
-    if (!ctx || !fn) return NULL;
-    opened = mixp_autocast_open(ctx, dtype);
-    t = fn(ctx, user);
-    mixp_autocast_close(ctx, opened);
-    return t;
 }
 
 /* Closes the region of an abandoned walk, and all regions opened in it. */
@@ -31697,12 +31629,12 @@ MIXPI_SELDOM
 static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_row *row) {
     const mixp_out v = mixpi_out_to(row->v, row->v_dtype, 0);
     const float root = sqrtf(opt->initial_sum);
-    const uint32_t scale = mixp_state_scale_v(mixp_bits_of_f32(root));
+    const uint32_t scale = mixpi_state_scale_v(mixp_bits_of_f32(root));
     if (row->v_dtype != MIXP_U8)
         return mixpi_fill_with(opt->ctx, v, row->count, (double)opt->initial_sum);
     MIXPI_TRY(mixpi_fill_with(
         opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row), (double)scale));
-    return mixpi_fill_with(opt->ctx, v, row->count, (double)mixp_state_v(root, scale, 0x8000u));
+    return mixpi_fill_with(opt->ctx, v, row->count, (double)mixpi_state_v(root, scale, 0x8000u));
 }
 
 /* Allocates a zeroed block of device memory for a row: missed steps, moments, master weight. */
@@ -31938,10 +31870,11 @@ static float mixpi_held_value(
     mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale, uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
     if (what == MIXP_STATE_MASTER)
-        return dtype == MIXP_BF16 ? mixp_master_from_16(weight, code)
-                                  : mixp_master_from_8(weight, code);
+        return dtype == MIXP_BF16 ? mixpi_master_from_16(weight, code)
+                                  : mixpi_master_from_8(weight, code);
     if (dtype == MIXP_BF16) return mixp_f32_of_bits(code << 16);
-    return what == MIXP_STATE_M ? mixp_state_m_value(code, scale) : mixp_state_v_value(code, scale);
+    return what == MIXP_STATE_M ? mixpi_state_m_value(code, scale)
+                                : mixpi_state_v_value(code, scale);
 }
 
 /* Reads one block: n elements from `first` on. */
@@ -32048,7 +31981,7 @@ MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
 
 MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
     if (!opt || group < 0 || group >= opt->plan.n_groups) return 0.0;
-    return mixp_schedule_lr(
+    return mixpi_schedule_lr(
         &opt->plan.schedule, opt->plan.groups[group].lr, mixp_optimizer_applied(opt));
 }
 
@@ -35197,7 +35130,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
 }
 
 /* Marks the items from number `from` on, of a parameter whose states this rank does not hold: their
- * memory is borrowed, see ranks/states.c. Each rank has memory for all averages of weights. */
+ * memory is borrowed, see ranks/lent_states.c. Each rank has memory for all averages of weights. */
 static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t i, size_t from) {
     for (; from < s->n_items; from++) {
         mixpi_state_item *item = &s->items[from];
@@ -39401,22 +39334,6 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     MIXPI_RETURN_INSIDE(ctx, mixpi_do_guard_start(ctx, desc));
 }
 
-/* Starts the guard unless it was started before. */
-static void mixpi_guarded_begin(mixp_context *ctx) {
-    const int known = ctx && ctx->watch && ctx->watch->most_sites;
-    if (ctx && !known) mixp_guard_start(ctx, NULL);
-}
-
-MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
-    mixpi_guarded_begin(ctx);
-    return mixp_autocast_enter(ctx, dtype);
-}
-
-MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype) {
-    mixpi_guarded_begin(ctx);
-    return mixp_autocast_open(ctx, dtype);
-}
-
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
@@ -40198,7 +40115,7 @@ static void mixpi_exchange_forget(mixp_context *ctx) {
 /* data *= 1/parts; n elements. */
 static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
     const mixp_unary_args k = mixpi_unary_of(MIXP_UNARY_SCALE,
-        mixp_scaler_inverse((float)ctx->ranks.parts), mixpi_in(data.data, data.dtype), data, n);
+        mixpi_scaler_inverse((float)ctx->ranks.parts), mixpi_in(data.data, data.dtype), data, n);
     return ctx->device->kernels->unary(&ctx->exec, &k);
 }
 
@@ -41780,7 +41697,7 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
 /* --- what all ranks have found --------------------------------------------------------------- *
  *
  * After the look and before the decision, the ranks sum one small table, on the device and without
- * the host. mixp_agree_fill describes the table.
+ * the host. mixpi_agree_fill describes the table.
  */
 static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;

@@ -6488,7 +6488,7 @@ struct Prepare {
     Mirrored of_step, of_scaler;
 };
 
-/* mixp_step_prepare with one thread per group, in the only block that writes the step's state. */
+/* mixpi_step_prepare with one thread per group, in the only block that writes the step's state. */
 __device__ inline void prepare(
     const mixp_step_plan &plan, mixp_step_state *step, const Prepare &p) {
     MIXPI_SHARED(int, due, 1);
@@ -6499,7 +6499,7 @@ __device__ inline void prepare(
     }
     __syncthreads();
     if (*due && g < plan.n_groups)
-        mixp_step_scalars_of(&plan, step, g, step->applied, &step->update[g]);
+        mixpi_step_scalars_of(&plan, step, g, step->applied, &step->update[g]);
     const Mirrored both[2] = { p.of_step, p.of_scaler };
     mirror_store(both);
 }
@@ -6516,9 +6516,9 @@ __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *s
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
-        if (wide) mixp_scaler_note_scaled(scaler, wide->largest);
-        if (wide && narrow) mixp_scaler_note_scaled(scaler, narrow->largest);
-        mixp_scaler_advance_guarded(scaler, &rule, forgives, falls, narrow);
+        if (wide) mixpi_scaler_note_scaled(scaler, wide->largest);
+        if (wide && narrow) mixpi_scaler_note_scaled(scaler, narrow->largest);
+        mixpi_scaler_advance_guarded(scaler, &rule, forgives, falls, narrow);
     }
     const Mirrored one[1] = { mirror };
     mirror_store(one);
@@ -6579,7 +6579,7 @@ __global__ void agree_ranks(
     const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k, const int32_t *stop) {
     /* Read what all ranks wrote. */
     if (k.reads) {
-        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step, k.scaler);
+        if (threadIdx.x == 0) mixpi_agree_read(k.table, k.size, k.step, k.scaler);
         return;
     }
 
@@ -6589,7 +6589,7 @@ __global__ void agree_ranks(
     __syncthreads();
     if (threadIdx.x) return;
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
-    mixp_agree_fill(row, &plan, k.step, k.scaler);
+    mixpi_agree_fill(row, &plan, k.step, k.scaler);
     mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
     if (k.in_parts) mixpi_agree_part(row, k.step);
     if (*stop) row[MIXP_AGREE_FOUND] = 1.0;
@@ -6730,7 +6730,7 @@ __global__ void __launch_bounds__(look_threads)
         const __grid_constant__ mixp_step_plan plan, const Prepare then) {
     /* Sum the block's bins, each in the order of its chunks. */
     Walk w = walk_of(k.rows, k.count);
-    const float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
+    const float factor = k.scale ? mixpi_scaler_inverse(*k.scale) : 1.0f;
     for (int64_t bin = blockIdx.x; bin < bin_count; bin += gridDim.x) {
         Look l = { 0.0, nothing_bad, 0.0f };
         if (is_walked_through(w) && bin >= w.to) break;
@@ -6751,7 +6751,7 @@ __global__ void __launch_bounds__(look_threads)
 
 __global__ void __launch_bounds__(look_threads, 4) clip_chunks(const mixp_clip_args job) {
     mixp_step_state *step = job.step;
-    const float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
+    const float factor = (float)mixpi_clip_coefficient(step->stats.norm, job.max_norm);
     if (step->stats.found_inf || factor >= 1.0f) return;
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
 
@@ -6867,7 +6867,7 @@ __global__ void __launch_bounds__(look_threads)
 
 /* --- update ---------------------------------------------------------------------------- *
  *
- * Weights, moments and low copies get the CPU's bits: mixp_adam_element and its relatives round
+ * Weights, moments and low copies get the CPU's bits: mixpi_adam_element and its relatives round
  * explicitly, so the compiler has nothing to contract. States of fewer bytes are widened before
  * these functions and narrowed after them. 16 threads share a block of 8-bit states, so all threads
  * of a warp go through a row together; threads past its end have no elements.
@@ -6944,16 +6944,16 @@ __device__ inline void get_blocks(const mixp_param_row &row, Cell &c, bool secon
     const uint32_t scale = c.n > 0 ? scales[c.i / MIXP_STATE_BLOCK] : 15u;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
-        if (second) c.v[k] = mixp_state_v_value(e.code[k], scale);
-        else c.m[k] = mixp_state_m_value(e.code[k], scale);
+        if (second) c.v[k] = mixpi_state_v_value(e.code[k], scale);
+        else c.m[k] = mixpi_state_m_value(e.code[k], scale);
     }
 }
 __device__ inline void put_m_blocks(const mixp_param_row &row, const Cell &c) {
-    const uint32_t scale = mixp_state_scale_m(block_largest(c, c.m));
+    const uint32_t scale = mixpi_state_scale_m(block_largest(c, c.m));
     Eight<uint8_t> e;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
-        e.code[k] = (uint8_t)mixp_state_m(c.m[k], scale, mixpi_random_m(c.random[k]));
+        e.code[k] = (uint8_t)mixpi_state_m(c.m[k], scale, mixpi_random_m(c.random[k]));
     put_codes(row.m, c.i, c.n, c.wide, e);
     if (c.n > 0) row.m_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
 }
@@ -6962,12 +6962,12 @@ __device__ inline void put_v_blocks(const mixp_param_row &row, const Cell &c) {
     float root[8];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) root[k] = sqrtf(c.v[k]);
-    const uint32_t scale = mixp_state_scale_v(block_largest(c, root));
+    const uint32_t scale = mixpi_state_scale_v(block_largest(c, root));
 
     Eight<uint8_t> e;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
-        e.code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(c.random[k]));
+        e.code[k] = (uint8_t)mixpi_state_v(root[k], scale, mixpi_random_v(c.random[k]));
     put_codes(row.v, c.i, c.n, c.wide, e);
     if (c.n > 0) row.v_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
 }
@@ -6977,7 +6977,7 @@ __device__ inline void put_bf16(void *to, const Cell &c, const float *x, int shi
     Eight<uint16_t> e;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
-        e.code[k] = (uint16_t)mixp_state_bf16(x[k], c.random[k] >> shift & 0xFFFFu);
+        e.code[k] = (uint16_t)mixpi_state_bf16(x[k], c.random[k] >> shift & 0xFFFFu);
     put_codes(to, c.i, c.n, c.wide, e);
 }
 
@@ -7006,12 +7006,12 @@ __device__ inline void get_split(const mixp_param_row &row, Cell &c) {
     if (row.master_dtype == MIXP_BF16) {
         Eight<uint16_t> rest = get_codes<uint16_t>(row.master, c.i, c.n, c.wide);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_16(w.code[k], rest.code[k]);
+        for (int k = 0; k < 8; k++) c.p[k] = mixpi_master_from_16(w.code[k], rest.code[k]);
         return;
     }
     Eight<uint8_t> rest = get_codes<uint8_t>(row.master, c.i, c.n, c.wide);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_8(w.code[k], rest.code[k]);
+    for (int k = 0; k < 8; k++) c.p[k] = mixpi_master_from_8(w.code[k], rest.code[k]);
 }
 __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
     /* Split each weight into bf16 and the rest, of 16 or 8 bits. */
@@ -7020,8 +7020,9 @@ __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         uint32_t random = mixpi_random_master(c.random[k]);
-        mixp_master_parts parts = row.master_dtype == MIXP_BF16 ? mixp_master_to_16(c.p[k])
-                                                                : mixp_master_to_8(c.p[k], random);
+        mixpi_master_parts parts = row.master_dtype == MIXP_BF16
+                                       ? mixpi_master_to_16(c.p[k])
+                                       : mixpi_master_to_8(c.p[k], random);
         w.code[k] = (uint16_t)parts.weight;
         wide_rest.code[k] = (uint16_t)parts.rest;
         rest.code[k] = (uint8_t)parts.rest;
@@ -7057,29 +7058,29 @@ template <bool small> __device__ inline void put_weight(const mixp_param_row &ro
 __device__ inline void update_sgd(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], &c.m[k]);
+        for (int k = 0; k < 8; k++) mixpi_sgd_element(&u, c.g[k], &c.p[k], &c.m[k]);
     } else {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], NULL);
+        for (int k = 0; k < 8; k++) mixpi_sgd_element(&u, c.g[k], &c.p[k], NULL);
     }
 }
 __device__ inline void update_rms(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+        for (int k = 0; k < 8; k++) mixpi_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
     } else {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
+        for (int k = 0; k < 8; k++) mixpi_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
     }
 }
 /* The passes of Muon and of averages. */
 __device__ inline void update_muon(const mixp_step_scalars &u, mixp_optimizer_kind kind, Cell &c) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
-        if (kind == MIXP_OPTIMIZER_MUON) mixp_muon_element(&u, c.rate, c.g[k], &c.p[k]);
+        if (kind == MIXP_OPTIMIZER_MUON) mixpi_muon_element(&u, c.rate, c.g[k], &c.p[k]);
         else if (kind == MIXP_OPTIMIZER_MUON_UNIT) c.p[k] = c.g[k] * u.factor;
         else if (kind == MIXP_OPTIMIZER_EMA) c.p[k] = mixpi_lerp(c.p[k], c.g[k], c.rate);
-        else mixp_muon_momentum_element(&u, c.g[k], &c.p[k], &c.m[k]);
+        else mixpi_muon_momentum_element(&u, c.g[k], &c.p[k], &c.m[k]);
     }
 }
 /* NAdam and Adamax, and kinds with a third state. */
@@ -7089,7 +7090,7 @@ __device__ inline void update_later(
     if (row.third) get8_any(mixp_in{ row.third, MIXP_F32 }, c.i, c.n, c.wide, third);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
-        mixp_later_element(kind, &u, c.g[k], &c.p[k], &c.m[k], &c.v[k], &third[k]);
+        mixpi_later_element(kind, &u, c.g[k], &c.p[k], &c.m[k], &c.v[k], &third[k]);
     if (row.third) put8_any(array_at(row.third, MIXP_F32), c.i, c.n, c.wide, third);
 }
 __device__ inline bool is_later(mixp_optimizer_kind kind, const mixp_param_row &row) {
@@ -7108,10 +7109,10 @@ __device__ inline void update_elements(
         update_rms(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_LION) {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
+        for (int k = 0; k < 8; k++) mixpi_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
     } else {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+        for (int k = 0; k < 8; k++) mixpi_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
     }
 }
 
@@ -7144,7 +7145,7 @@ __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row
 
     /* Store the weight and the moments; small states round with random numbers. */
     if (small) {
-        for (int k = 0; k < 8; k++) c.random[k] = mixp_state_random(key, (uint64_t)(c.i + k));
+        for (int k = 0; k < 8; k++) c.random[k] = mixpi_state_random(key, (uint64_t)(c.i + k));
     }
     put_weight<small>(row, c);
     put_moments<small>(row, c);
@@ -7162,7 +7163,7 @@ __device__ inline mixp_step_scalars update_for(
     MIXPI_SHARED(mixp_step_scalars, late, 1);
     if (!row.missed || !*row.missed) return step->update[row.group];
     if (threadIdx.x == 0)
-        mixp_step_scalars_of(&plan, step, row.group, step->applied - *row.missed, late);
+        mixpi_step_scalars_of(&plan, step, row.group, step->applied - *row.missed, late);
     __syncthreads();
     return *late;
 }
@@ -7179,7 +7180,7 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
         const mixp_out grad = array_at(row.grad, row.grad_dtype);
-        const uint64_t key = mixp_state_key(plan.seed, step->applied, row.tensor);
+        const uint64_t key = mixpi_state_key(plan.seed, step->applied, row.tensor);
         const int64_t end = chunk_end(at, row.count);
         mixp_lost found = { 0, 0 };
         Cell cell;

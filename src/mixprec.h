@@ -56,7 +56,7 @@ MIXPI_SMALL_BEGIN
 #include "cpu/float_mode.c"
 #include "cpu/shared.c"
 #include "cpu/machine.c"
-#include "cpu/parts.c"
+#include "cpu/link_names.c"
 #ifndef MIXPREC_ONLY_FORMATS
 #include "cpu/starts.c"
 #include "cpu/gemm_plan.c"
@@ -116,7 +116,7 @@ MIXPI_SMALL_BEGIN
 MIXPI_SELDOM_BEGIN
 #include "cpu/self_check.c"
 MIXPI_SELDOM_END
-#include "tensors/parts.c"
+#include "tensors/structs.c"
 #include "tensors/block.c"
 #include "tensors/errors.c"
 #include "tensors/memory.c"
@@ -129,7 +129,7 @@ MIXPI_SELDOM_END
 #include "tensors/params.c"
 #include "tensors/buffers.c"
 MIXPI_SELDOM_BEGIN
-#include "recipes/recipe.c"
+#include "recipes/quantiser.c"
 MIXPI_SELDOM_END
 #include "autocast.c"
 #include "tape/apply.c"
@@ -151,7 +151,7 @@ MIXPI_SELDOM_END
 MIXPI_SELDOM_BEGIN
 #include "recipes/delayed.c"
 #include "recipes/lossy.c"
-#include "recipes/recipes.c"
+#include "recipes/linears.c"
 MIXPI_SELDOM_END
 #include "recipes/coded.c"
 #include "operators/products.c"
@@ -179,18 +179,18 @@ MIXPI_SELDOM_BEGIN
 MIXPI_SELDOM_END
 #include "scaler.c"
 MIXPI_SELDOM_BEGIN
-#include "optimizers/state.c"
+#include "optimizers/slots.c"
 #include "optimizers/settings.c"
-#include "optimizers/rows.c"
+#include "optimizers/param_rows.c"
 #include "optimizers/muon_memory.c"
 #include "optimizers/read.c"
 #include "optimizers/add.c"
 MIXPI_SELDOM_END
 #include "step/table.c"
 #include "step/muon.c"
-#include "step/gradients.c"
+#include "step/tally.c"
 #include "step/average.c"
-#include "step/buffers.c"
+#include "step/restore.c"
 #include "step/step.c"
 MIXPI_SELDOM_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
@@ -206,9 +206,9 @@ MIXPI_SELDOM_BEGIN
 #endif
 #ifndef MIXPREC_NO_WATCH
 #include "watch/traits.c"
-#include "watch/state.c"
+#include "watch/guard.c"
 #include "watch/sites.c"
-#include "watch/rows.c"
+#include "watch/looks_memory.c"
 #include "watch/precision.c"
 #include "watch/looks.c"
 #include "watch/share.c"
@@ -228,14 +228,14 @@ MIXPI_SELDOM_BEGIN
 #include "ranks/arena.c"
 #include "ranks/alike.c"
 #include "ranks/divided.c"
-#include "ranks/gradients.c"
+#include "ranks/summing.c"
 #include "ranks/shards.c"
 #include "ranks/settings.c"
 #include "ranks/agree.c"
 #include "ranks/check.c"
-#include "ranks/buffers.c"
+#include "ranks/shared_buffers.c"
 #ifndef MIXPREC_NO_CHECKPOINT
-#include "ranks/states.c"
+#include "ranks/lent_states.c"
 #endif
 #include "ranks/door.c"
 #endif

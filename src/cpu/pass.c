@@ -1,5 +1,5 @@
 #pragma once
-#include "parts.c"
+#include "link_names.c"
 /* gcc 12 warns about its own AVX-512 intrinsics: about their "undefined" operand, and at -O0 about
  * the mask. */
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)

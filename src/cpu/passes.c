@@ -1,5 +1,5 @@
 #pragma once
-#include "parts.c"
+#include "link_names.c"
 #include "attention_plan.c"
 #include "update_plan.c"
 #if MIXPI_WITH_SCALAR && MIXPI_IN_PART(MIXPREC_SCALAR)

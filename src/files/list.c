@@ -294,7 +294,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
 }
 
 /* Marks the items from number `from` on, of a parameter whose states this rank does not hold: their
- * memory is borrowed, see ranks/states.c. Each rank has memory for all averages of weights. */
+ * memory is borrowed, see ranks/lent_states.c. Each rank has memory for all averages of weights. */
 static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t i, size_t from) {
     for (; from < s->n_items; from++) {
         mixpi_state_item *item = &s->items[from];

@@ -1,5 +1,5 @@
 #pragma once
-#include "rows.c"
+#include "param_rows.c"
 /* --- Muon's memory ----------------------------------------------------------------------- */
 
 static int64_t mixpi_muon_side(const mixp_tensor *p) { return mixpi_min(p->shape[0], p->shape[1]); }

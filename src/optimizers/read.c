@@ -1,5 +1,5 @@
 #pragma once
-#include "rows.c"
+#include "param_rows.c"
 /* --- asking --------------------------------------------------------------------------------- */
 
 /* Address of one kind of state. */

@@ -1,5 +1,5 @@
 #pragma once
-#include "state.c"
+#include "slots.c"
 /* --- making, groups -------------------------------------------------------------------- */
 
 /* Fields that not all kinds have. */

@@ -1,12 +1,12 @@
 #pragma once
 #include "../tensors/crew.c"
 #include "hooks.c"
-#include "gradients.c"
+#include "summing.c"
 #include "shards.c"
 #include "agree.c"
 #include "check.c"
-#include "buffers.c"
-#include "states.c"
+#include "shared_buffers.c"
+#include "lent_states.c"
 /* --- the table of the ranks' functions ------------------------------------------------------ */
 
 static const mixpi_crew mixpi_ranks_door = {

@@ -1,6 +1,6 @@
 #pragma once
 #include "../step/table.c"
-#include "gradients.c"
+#include "summing.c"
 /* --- sharded states ------------------------------------------------------------------------- *
  *
  * Each rank keeps the states of some parameters, and of a piece of each large one, and updates

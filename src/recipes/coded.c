@@ -1,5 +1,5 @@
 #pragma once
-#include "recipes.c"
+#include "linears.c"
 /* --- recipes: the input of a linear kept as codes -------------------------------------------- *
  *
  * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then

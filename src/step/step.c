@@ -1,8 +1,8 @@
 #pragma once
 #include "muon.c"
-#include "gradients.c"
+#include "tally.c"
 #include "average.c"
-#include "buffers.c"
+#include "restore.c"
 /* --- stepping ----------------------------------------------------------------------------- */
 
 /* Fails if operators were applied without mixp_step_begin: activations would pile up. A program

@@ -1,5 +1,5 @@
 #pragma once
-#include "parts.c"
+#include "structs.c"
 /* --- a block of the caller's ------------------------------------------------------------- *
  *
  * All host memory of a context in one array of the caller's: consecutive chunks, each behind its

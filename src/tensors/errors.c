@@ -1,5 +1,5 @@
 #pragma once
-#include "parts.c"
+#include "structs.c"
 /* --- errors ---------------------------------------------------------------------------- */
 
 /* Replaces control characters in a text, because names come from files and other ranks, and may

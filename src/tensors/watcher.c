@@ -1,5 +1,5 @@
 #pragma once
-#include "parts.c"
+#include "structs.c"
 #include "../tape.h"
 #include "../step.h"
 /* --- the table of the guard's functions ---------------------------------------------------- *

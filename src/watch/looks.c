@@ -1,5 +1,5 @@
 #pragma once
-#include "rows.c"
+#include "looks_memory.c"
 #include "precision.c"
 /* --- looks ----------------------------------------------------------------------------- */
 

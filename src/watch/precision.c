@@ -1,5 +1,5 @@
 #pragma once
-#include "rows.c"
+#include "looks_memory.c"
 /* --- precision --------------------------------------------------------------------------- *
  *
  * A feature of 2023.37 is in the range of f16, but is rounded to 2023. The loss by rounding is

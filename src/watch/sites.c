@@ -1,6 +1,6 @@
 #pragma once
 #include "traits.c"
-#include "state.c"
+#include "guard.c"
 /* --- sites ----------------------------------------------------------------------------- *
  *
  * A site is identified by a hash of its operator, its scope and its inputs: a parameter by its id,

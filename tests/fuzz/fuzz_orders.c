@@ -175,9 +175,9 @@ static mixp_result region_call(world *m) {
     case 7:  mixpi_no_grad_leave(m->ctx); break;
     case 8:  mixpi_scope_enter(m->ctx, "e"); break;
     case 9:  mixpi_scope_leave(m->ctx); break;
-    case 10: mixp_guarded_enter(m->ctx, dtype); break;
+    case 10: mixpi_autocast_enter(m->ctx, dtype); break;
     case 11: if (m->n_opened < OPENED)
-                 m->opened[m->n_opened++] = next(2) ? mixp_no_grad_open(m->ctx) : mixp_guarded_open(m->ctx, dtype);
+                 m->opened[m->n_opened++] = next(2) ? mixp_no_grad_open(m->ctx) : mixp_autocast_open(m->ctx, dtype);
              break;
     default: mixp_autocast_close(m->ctx, next(3) && m->n_opened ? m->opened[--m->n_opened] : next(70) - 3);
     }
