@@ -50,11 +50,18 @@ static void refused(mixp_result got, mixp_result want, const char *what) {
     }
 }
 
+/* The kernels that were tried, in the order of their table. */
+typedef mixp_result (*any_kernel)(const mixp_exec *x, const mixp_convert_args *k);
+enum { KERNELS = sizeof(mixp_kernels) / sizeof(any_kernel) };
+static char tried[KERNELS];
+#define TRIED(kernel) (tried[offsetof(mixp_kernels, kernel) / sizeof(any_kernel)] = 1)
+
 /* good is taken; with one change it is refused. */
 #define TAKES(kernel, good) CHECK_INT(table->kernel(&x, &(good)), MIXP_OK)
 #define REFUSES(kernel, good, change, code)                                                     \
     do {                                                                                        \
         k = good;                                                                               \
+        TRIED(kernel);                                                                          \
         change;                                                                                 \
         memcpy(out, untouched, sizeof out);                                                     \
         refused(table->kernel(&x, &k), code, #kernel ": " #change);                             \
@@ -755,6 +762,19 @@ static void gradients(void) {
             name();                                                                             \
         }                                                                                       \
     }
+/* Those that are tested elsewhere: what a step decides (core/step, core/scaler, ranks), looks and recipes (core/watch,
+ * core/recipes), products with an epilogue (core/operators) and buffers (core/step). A new kernel needs cases above. */
+static void every_kernel_was_tried(void) {
+    TRIED(grad_stats), TRIED(clip), TRIED(update);      /* by gradients */
+    TRIED(prepare), TRIED(advance), TRIED(agree), TRIED(look), TRIED(quantise), TRIED(hadamard), TRIED(turn), TRIED(lose);
+    TRIED(recode), TRIED(gemm_epilogue), TRIED(gemm_narrow), TRIED(restore), TRIED(check_buffers);
+    for (int i = 0; i < KERNELS; i++) {
+        if (tried[i]) continue;
+        test_bad++;
+        TEST_SHOW("kernel %d of mixp_kernels has no case here", i);
+    }
+}
+
 #define CONTRACTS(WITH)                                                                         \
     WITH(conversions) WITH(fills) WITH(copies) WITH(unaries) WITH(unary_slopes) WITH(binaries)  \
     WITH(choices) WITH(choices_of_one_operand) WITH(largest) WITH(largest_slopes) WITH(gathers) \
@@ -767,5 +787,6 @@ CONTRACTS(ON_EACH)
 int main(void) {
 #define RUN_EACH(name) RUN(each_##name);
     CONTRACTS(RUN_EACH)
+    if (!getenv("MIXPREC_TEST_ONLY")) RUN(every_kernel_was_tried);
     return test_report();
 }

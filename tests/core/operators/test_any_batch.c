@@ -26,6 +26,8 @@ static const struct { mixp_isa isa; unsigned modes; } sets[] = {
     { MIXP_ISA_AMX_F16, 1u << 1 | 1u << 5 }
 };
 enum { SETS = sizeof sets / sizeof *sets };
+/* This does not compile while an instruction set has no line. */
+typedef char sets_lack_an_isa[SETS == MIXP_ISA_COUNT ? 1 : -1];
 
 static unsigned modes_of(int set) { return getenv("MIXPREC_TEST_QUICK") ? sets[set].modes : ~0u; }
 
