@@ -118,18 +118,19 @@ EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_n
 $(EXAMPLES): private light = $(if $(filter file,$(origin CFLAGS)),-O1)
 $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
 $(BUILD)/trainer: examples/trainer/trainer.c $(BUILT) ; $(link)
-# The trainer is built with CUDA if this machine has a GPU; trainer_cuda is always built with CUDA. A program's own
+# The trainer and llama are built with CUDA if this machine has a GPU; trainer_cuda and llama_cuda always are. A program's own
 # variables are private: its prerequisites, BUILD/flags among them, must not see them.
 CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart
 CUDA_LINK = $(BUILD)/mixprec_cuda.o $(CUDA_LIBS) -lstdc++
 ifneq ($(GPU),)
-$(BUILD)/trainer: $(BUILD)/mixprec_cuda.o
-$(BUILD)/trainer: private done += -DTRAINER_CUDA
-$(BUILD)/trainer: private LDLIBS += $(CUDA_LINK)
+$(BUILD)/trainer $(BUILD)/llama: $(BUILD)/mixprec_cuda.o
+$(BUILD)/trainer $(BUILD)/llama: private done += -DTRAINER_CUDA
+$(BUILD)/trainer $(BUILD)/llama: private LDLIBS += $(CUDA_LINK)
 endif
-$(BUILD)/trainer_cuda: private done += -DTRAINER_CUDA
-$(BUILD)/trainer_cuda: private LDLIBS += $(CUDA_LINK)
+$(BUILD)/trainer_cuda $(BUILD)/llama_cuda: private done += -DTRAINER_CUDA
+$(BUILD)/trainer_cuda $(BUILD)/llama_cuda: private LDLIBS += $(CUDA_LINK)
 $(BUILD)/trainer_cuda: examples/trainer/trainer.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
+$(BUILD)/llama_cuda: examples/llama.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
 
 # With a GPU, compiling should be fast: newer versions of nvcc use all cores for one file.
 SPLIT := $(if $(GPU),$(shell $(NVCC) --help 2>/dev/null | grep -q -e '--split-compile ' && \
@@ -199,9 +200,9 @@ web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.htm
 	    -o $(BUILD)/web/page.wasm && rm $(BUILD)/web/page.o && cp examples/web/index.html $(BUILD)/web/ && \
 	    echo '$(PYTHON) -m http.server -d $(BUILD)/web, then open http://localhost:8000'
 
-cuda:   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
+cuda:   ## build mixprec_cuda.o, and a trainer and a llama that can use a GPU (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
-	$(Q)$(MAKE) --no-print-directory $(BUILD)/trainer_cuda
+	$(Q)$(MAKE) --no-print-directory $(BUILD)/trainer_cuda $(BUILD)/llama_cuda
 
 reference:   ## the API reference, one page: BUILD/reference.html (needs Python)
 	$(Q)mkdir -p $(BUILD) && $(PYTHON) src/reference.py >$(BUILD)/reference.html && echo "open $(BUILD)/reference.html"

@@ -3885,14 +3885,18 @@ typedef struct mixp_gather_args {
 
 /* Rotates the pairs (p, q) of each head of a[rows, t, heads, d] by the angle position *
  * base^(-2i/d), i = 0 .. d/2 - 1 (rotary embeddings, Su et al., 2021): y (+)= (p cos - q sin,
- * q cos + p sin). Positions count from `first` along t. Pair i is elements (i, i + d/2), or
+ * q cos + p sin). Positions count from `first` along t. scaled 1: by position * frequency[i]
+ * instead, and cos and sin are multiplied by scale. Pair i is elements (i, i + d/2), or
  * (2i, 2i + 1) when interleaved. Angles are computed in f64, the rest in f32. y may be a. real. */
+#define MIXP_ROPE_PAIRS 128     /* pairs of a head that may have frequencies of their own  */
 typedef struct mixp_rope_args {
     int64_t  rows, t, heads, d; /* d: even                                                 */
     int64_t  first;
     double   base;
     int      interleaved;
     int      back;              /* 1: rotates by the negative angle (the backward pass)    */
+    int      scaled;
+    double   scale, frequency[MIXP_ROPE_PAIRS];
     mixp_in  a;
     mixp_out y;
 } mixp_rope_args;
@@ -5777,15 +5781,18 @@ MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k,
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
                                    mixp_tensor **indices);
 /* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
- * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
- * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. For
- * scaled frequencies (Llama 3, YaRN) multiply the halves of the heads by tables of cosines and
- * sines, as examples/llama.c does. */
+ * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim), or,
+ * for the scalings of Llama 3 and YaRN, by position * frequencies[i]. Pairs are
+ * (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1.
+ * MIXP_ERR_ARGUMENT: frequencies or scale for a head_dim above 256. */
 typedef struct mixp_rope_desc {
     int     head_dim;
     int     interleaved;
     double  base;               /* 0 = 10000                                               */
     int64_t first;              /* position of the first row of t                          */
+    const double *frequencies;  /* head_dim / 2 angles, radians per position, which are copied;
+                                   NULL = base's                                           */
+    double  scale;              /* factor of cosines and sines, as YaRN's; 0 = 1           */
 } mixp_rope_desc;
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
                                    const mixp_rope_desc *desc);
@@ -6648,6 +6655,9 @@ typedef struct mixp_checkpoint {
      * Loading ignores them: read them with mixp_safetensors_metadata. NULL = none */
     const char *const    (*metadata)[2];
     int                    n_metadata;
+    int                    only_trained;   /* 1: only the parameters that an optimizer trains, as of
+                                              LoRA. Both for saving and for loading: the frozen
+                                              ones are then the program's                  */
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
@@ -8442,14 +8452,16 @@ static void mixpi_rope_run(const void *args, int64_t run) {
     const mixpi_rope_job *job = (const mixpi_rope_job *)args;
     int64_t half = job->k->d / 2, i, p, from = run * MIXPI_ROPE_RUN;
     int64_t end = mixpi_min(from + MIXPI_ROPE_RUN, job->k->t);
+    double scale = job->k->scaled ? job->k->scale : 1.0;
     for (i = 0; i < half; i++) {
-        double step = pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
+        double step = job->k->scaled ? job->k->frequency[i]
+                                     : pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
         double angle = (double)(job->k->first + from) * step;
         double c = cos(angle), s = sin(angle), step_c = cos(step), step_s = sin(step);
         for (p = from; p < end; p++) {
             double next = c * step_c - s * step_s;
-            job->cosine[p * half + i] = (float)c;
-            job->sine[p * half + i] = (float)s;
+            job->cosine[p * half + i] = (float)(c * scale);
+            job->sine[p * half + i] = (float)(s * scale);
             s = s * step_c + c * step_s;
             c = next;
         }
@@ -26774,6 +26786,10 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
             "rope: base is %g and first is %.0f; base must be above 0, first at least 0", k->base,
             (double)k->first);
+    if (k->scaled && k->d > 2 * MIXP_ROPE_PAIRS)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+            "rope: frequencies are for heads of up to %d elements, not %.0f", 2 * MIXP_ROPE_PAIRS,
+            (double)k->d);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
     k->rows = x->count ? x->count / (k->t * k->heads * k->d) : 0;
@@ -26797,6 +26813,11 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp
         k.interleaved = desc->interleaved != 0;
         k.base = mixp_bits_of_f64(desc->base) << 1 == 0 ? 10000.0 : desc->base;
         k.first = desc->first;
+        k.scaled = desc->frequencies || desc->scale > 0.0;
+        k.scale = desc->scale > 0.0 ? desc->scale : 1.0;
+        for (int64_t i = 0; k.scaled && i < k.d / 2 && i < MIXP_ROPE_PAIRS; i++)
+            k.frequency[i] = desc->frequencies ? desc->frequencies[i]
+                                               : pow(k.base, -2.0 * (double)i / (double)k.d);
     }
     return mixpi_apply_one(ctx, MIXP_OP_ROPE, x, &k);
 }
@@ -35257,6 +35278,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     for (t = s->ctx->tensors; t; t = t->own.next) {
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
         if (s->fresh && mixpi_is_private(t)) continue;
+        if (what && what->only_trained && t->own.is_param && !t->own.optimizers) continue;
         mixpi_state_item item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;

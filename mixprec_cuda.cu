@@ -5970,11 +5970,12 @@ struct RopeJob : mixp_rope_args { float *cosine, *sine; };
 __global__ void __launch_bounds__(team_threads) rope_angles(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
-        double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
+        double step =
+            s.scaled ? s.frequency[i % half] : pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
         double sine, cosine; /* by sincospi: sin and cos would need a stack           */
         sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
-        s.cosine[i] = (float)cosine;
-        s.sine[i] = (float)sine;
+        s.cosine[i] = (float)(s.scaled ? cosine * s.scale : cosine);
+        s.sine[i] = (float)(s.scaled ? sine * s.scale : sine);
     }
 }
 

@@ -153,7 +153,7 @@ PROFILE_KERNELS(PROFILE_WRAP)
 
 /* Returns the device with timed kernels. Kernels unknown to this file are not timed: their time
  * counts as the host's. */
-static const mixp_device *profile_device(const mixp_device *device) {
+static inline const mixp_device *profile_device(const mixp_device *device) {
     profile.inner = device;
     profile.device = *device;
     profile.kernels = *device->kernels;
@@ -192,7 +192,7 @@ static const char *profile_grad_wait(void *user, void *stream, double seconds) {
 #ifdef __GNUC__
 __attribute__((__unused__))
 #endif
-static const mixp_ranks_desc *profile_ranks(const mixp_ranks_desc *ranks) {
+static inline const mixp_ranks_desc *profile_ranks(const mixp_ranks_desc *ranks) {
     static mixp_ranks_desc timed;
     profile.world = timed = *ranks;
     if (timed.sum) timed.sum = profile_sum;
@@ -205,12 +205,12 @@ static const mixp_ranks_desc *profile_ranks(const mixp_ranks_desc *ranks) {
     return &timed;
 }
 
-static void profile_begin(void) {
+static inline void profile_begin(void) {
     profile.on = 1;
     profile.began = seconds_now();
 }
 
-static void profile_end(void) {
+static inline void profile_end(void) {
     if (!profile.on) return;
     profile.wall += seconds_now() - profile.began;
     profile.steps++;
@@ -237,7 +237,7 @@ static const char *const   profile_what[] = {PROFILE_KERNELS(PROFILE_WHAT)};
 
 /* Returns the seconds that all steps spent in a group. *calls: number of calls. *kernels: number of
  * kernels used. */
-static double profile_group_seconds(int group, double *calls, int *kernels) {
+static inline double profile_group_seconds(int group, double *calls, int *kernels) {
     double seconds = 0;
     *calls = 0;
     *kernels = 0;
@@ -263,7 +263,7 @@ static void profile_group_lines(profile_printer print, int group, double *second
 }
 
 /* Prints the profile. Time outside kernels is the host's: operators, tape, batches, verdicts. */
-static void profile_print(profile_printer print) {
+static inline void profile_print(profile_printer print) {
     double rest = profile.wall, seconds;
     if (!profile.steps) return;
     print("%-32s %10s %8s %11s\n", "where a step goes", "ms", "share", "calls");

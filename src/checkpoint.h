@@ -46,6 +46,9 @@ typedef struct mixp_checkpoint {
      * Loading ignores them: read them with mixp_safetensors_metadata. NULL = none */
     const char *const    (*metadata)[2];
     int                    n_metadata;
+    int                    only_trained;   /* 1: only the parameters that an optimizer trains, as of
+                                              LoRA. Both for saving and for loading: the frozen
+                                              ones are then the program's                  */
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.

@@ -489,14 +489,18 @@ typedef struct mixp_gather_args {
 
 /* Rotates the pairs (p, q) of each head of a[rows, t, heads, d] by the angle position *
  * base^(-2i/d), i = 0 .. d/2 - 1 (rotary embeddings, Su et al., 2021): y (+)= (p cos - q sin,
- * q cos + p sin). Positions count from `first` along t. Pair i is elements (i, i + d/2), or
+ * q cos + p sin). Positions count from `first` along t. scaled 1: by position * frequency[i]
+ * instead, and cos and sin are multiplied by scale. Pair i is elements (i, i + d/2), or
  * (2i, 2i + 1) when interleaved. Angles are computed in f64, the rest in f32. y may be a. real. */
+#define MIXP_ROPE_PAIRS 128     /* pairs of a head that may have frequencies of their own  */
 typedef struct mixp_rope_args {
     int64_t  rows, t, heads, d; /* d: even                                                 */
     int64_t  first;
     double   base;
     int      interleaved;
     int      back;              /* 1: rotates by the negative angle (the backward pass)    */
+    int      scaled;
+    double   scale, frequency[MIXP_ROPE_PAIRS];
     mixp_in  a;
     mixp_out y;
 } mixp_rope_args;

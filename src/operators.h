@@ -402,15 +402,18 @@ MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k,
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
                                    mixp_tensor **indices);
 /* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
- * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
- * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. For
- * scaled frequencies (Llama 3, YaRN) multiply the halves of the heads by tables of cosines and
- * sines, as examples/llama.c does. */
+ * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim), or,
+ * for the scalings of Llama 3 and YaRN, by position * frequencies[i]. Pairs are
+ * (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1.
+ * MIXP_ERR_ARGUMENT: frequencies or scale for a head_dim above 256. */
 typedef struct mixp_rope_desc {
     int     head_dim;
     int     interleaved;
     double  base;               /* 0 = 10000                                               */
     int64_t first;              /* position of the first row of t                          */
+    const double *frequencies;  /* head_dim / 2 angles, radians per position, which are copied;
+                                   NULL = base's                                           */
+    double  scale;              /* factor of cosines and sines, as YaRN's; 0 = 1           */
 } mixp_rope_desc;
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
                                    const mixp_rope_desc *desc);

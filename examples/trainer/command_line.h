@@ -117,7 +117,7 @@ static void set_option(config *c, const option *o, const char *text) {
 }
 
 /* Writes the value of an option as a text that set_option reads. */
-static void option_text(const config *c, const option *o, char *text, size_t space) {
+static inline void option_text(const config *c, const option *o, char *text, size_t space) {
     const char *field = (const char *)c + o->offset, *p = o->choices;
     int64_t     whole;
     double      number;

@@ -292,24 +292,6 @@ static void describe_model(const config *c, int64_t rows, char *text) {
     }
 }
 
-/* Reads the header of a safetensors file. Returns NULL if the file has no header. Loading the
- * file finds all other errors. */
-static char *read_header(const char *path, int64_t *size) {
-    unsigned char front[8];
-    char         *header = NULL;
-    uint64_t      n = 0;
-    int           file = open_regular(path);
-    if (file < 0) return NULL;
-    if (read(file, front, sizeof front) == (ssize_t)sizeof front)
-        for (int i = 7; i >= 0; i--) n = n << 8 | front[i];
-    if (n > 0 && n <= 1 << 28) header = (char *)malloc((size_t)n + 1);
-    if (header && read(file, header, (size_t)n) != (ssize_t)n) { free(header); header = NULL; }
-    if (header) header[n] = '\0';
-    *size = (int64_t)n;
-    close(file);
-    return header;
-}
-
 static description read_description(const char *path) {
     description d;
     int64_t     size = 0;

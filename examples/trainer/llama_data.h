@@ -195,36 +195,4 @@ static void read_rows(const char *path, const char *style, int64_t block) {
              (long long)data.empty);
 }
 
-/* Fills x and y[batch, t] with the rows of a step, at most 4096; t, the longest of them, is
- * returned. Shorter rows end with tokens that do not count. Each pass over the data has its own
- * order. */
-static int64_t fill_rows(int64_t step, int64_t batch, uint64_t seed, int32_t *x, int32_t *y) {
-    static int64_t *order, pass = -1;
-    int64_t         t = 0;
-    const row      *chosen[4096];
-    for (int64_t i = 0; i < batch; i++) {
-        int64_t at = step * batch + i;
-        if (!order) order = (int64_t *)rows_memory(NULL, (size_t)data.n, sizeof *order);
-        if (pass != at / data.n) {
-            pass = at / data.n;
-            for (int64_t k = 0; k < data.n; k++) {
-                int64_t j =
-                    (int64_t)((uint64_t)mixp_random_u32(seed, (uint64_t)pass, 1, (uint64_t)k) *
-                                  (uint64_t)(k + 1) >>
-                              32);
-                order[k] = order[j];
-                order[j] = k;
-            }
-        }
-        chosen[i] = &data.rows[order[at % data.n]];
-        if (chosen[i]->n > t) t = chosen[i]->n;
-    }
-    for (int64_t i = 0; i < batch * t; i++) {
-        const row *r = chosen[i / t];
-        x[i] = i % t < r->n ? r->x[i % t] : 0;
-        y[i] = i % t < r->n ? r->y[i % t] : MIXP_IGNORE;
-    }
-    return t;
-}
-
 #endif

@@ -55,6 +55,11 @@ static const char *key_of(const char *name) {
     "rope.scaling.type rope.scaling.factor rope.scaling.attn_factor rope.scaling.original_context_length "   \
     "rope.scaling.finetuned rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"
 
+/* Opens the files of a folder again that were closed for the training: a save reads their values. */
+static void open_again(void) {
+    if (!m.gguf && !m.files.n) open_folder(opt.model);
+}
+
 /* The scaling of rotary positions of a GGUF file, as a key of config.json, or "". */
 static void rope_of_gguf(const gguf *g, char *text, size_t space) {
     double factor = gguf_number(g, key_of("rope.scaling.factor"), 1);
@@ -204,15 +209,44 @@ static void open_model(void) {
 
 /* ==== Loading ====================================================================== */
 
+/* The tensor of the file that has a parameter's name, or NULL. *path, unless path is NULL: the path of its file. */
+static const mixp_st_entry *find_entry(const char *parameter, const char **path) {
+    char name[GGUF_NAME];
+    if (path) *path = opt.model;
+    if (!m.gguf) return find_weight(&m.files, parameter, path);
+    return gguf_name(parameter, name) ? gguf_find(m.gguf, name) : NULL;
+}
+
+/* Is each value of a tensor of the file finite in f16? */
+static int fits_f16(const mixp_st_entry *e) {
+    size_t      size = mixp_dtype_size(e->dtype);
+    const char *p = (const char *)e->data;
+    for (size_t at = 0; at < e->bytes; at += size) {
+        float value;
+        mixp_convert(&value, MIXP_F32, p + at, e->dtype, 1);
+        if (!(value < 65520 && value > -65520)) return 0;
+    }
+    return 1;
+}
+
+/* The dtype in which a parameter is stored. Frozen matrices that are only multiplied are stored in the
+ * products' dtype, because their casts would be the same in each step; the table of tokens, where its file
+ * has that dtype. */
+static mixp_dtype dtype_of(const char *name, int is_matrix) {
+    const mixp_st_entry *e = find_entry(name, NULL);
+    if (opt.level == 3) return m.dtype;
+    if (!is_lora() || !is_matrix || !e || opt.level == 0) return MIXP_F32;
+    if (e->dtype == m.dtype) return m.dtype;
+    if (e->dtype == MIXP_DTYPE_COUNT && m.dtype == MIXP_F16) return MIXP_F32; /* Q8_0 has larger numbers */
+    if (strcmp(name, "model.embed_tokens.weight") == 0) return MIXP_F32;
+    if (m.dtype == MIXP_F16) return m.is_measured || fits_f16(e) ? MIXP_F16 : MIXP_F32;
+    return m.dtype;
+}
+
 /* A tensor of the file, which must have this shape. Other dtypes than f32, f16 and bf16 are
  * refused. */
 static const mixp_st_entry *entry_of(const mixp_tensor *t, const char **path) {
-    const mixp_st_entry *e;
-    char                 name[GGUF_NAME];
-    *path = opt.model;
-    e = !m.gguf                    ? find_weight(&m.files, t->name, path)
-        : gguf_name(t->name, name) ? gguf_find(m.gguf, name)
-                                   : NULL;
+    const mixp_st_entry *e = find_entry(t->name, path);
     if (!e) die(1, "%s has no tensor %s, which %s asks for", opt.model, t->name, cfg.path);
     if (e->dtype != MIXP_F32 && e->dtype != MIXP_F16 && e->dtype != MIXP_BF16 && !(m.gguf && gguf_is_q8(e)))
         die(1, "%s: %s is of dtype %s, and this program reads F32, F16, BF16 and, of GGUF, Q8_0", *path, e->name,
@@ -246,6 +280,13 @@ static void read_values(const mixp_tensor *t, float *to) {
     free(turned);
 }
 
+/* Adds 1,024 bytes of a tensor, from all over it, to the hash that tells one base model from another. */
+static void add_to_base_hash(const mixp_st_entry *e) {
+    const unsigned char *p = (const unsigned char *)e->data;
+    const size_t         most = 1024, n = e->bytes < most ? e->bytes : most;
+    for (size_t k = 0; k < n; k++) m.base_hash = (m.base_hash ^ p[e->bytes / n * k]) * 1099511628211u;
+}
+
 /* A parameter with the values of the file. cols 0: a vector. */
 static mixp_tensor *load(mixp_dtype dtype, int64_t rows, int64_t cols, const char *name) {
     int64_t              shape[2] = { rows, cols };
@@ -255,6 +296,8 @@ static mixp_tensor *load(mixp_dtype dtype, int64_t rows, int64_t cols, const cha
     float               *values;
     check("making the model");
     e = entry_of(t, &path);
+    add_to_base_hash(e);
+    if (m.is_measured) return t;
     if (!m.gguf) {
         mixp_write(t, e->data, e->dtype, t->count);
         return t;
@@ -309,7 +352,7 @@ static void write_text(const char *path, const char *text) {
 }
 
 /* Does --out get all weights, and not only adapters? */
-static int saves_whole(void) { return !(opt.lora > 0 || opt.adapter) || opt.merge != 0; }
+static int saves_whole(void) { return !is_lora() || opt.merge != 0; }
 
 /* Names of --out that are copied from the model's folder. */
 static const char *const copied_files[] = { "tokenizer_config.json", "special_tokens_map.json",
@@ -338,6 +381,7 @@ static void check_other_weights(const char *folder, int whole) {
         is_weights = ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json") ||
                      (strncmp(name, "pytorch_model", 13) == 0 && strstr(name, ".bin"));
         if (strcmp(name, whole ? "model.safetensors" : "adapter_model.safetensors") == 0) continue;
+        if (strcmp(name, CHECKPOINT) == 0) continue; /* of a run: programs do not look for that name */
         if (whole ? is_weights || is_adapter : is_weights)
             die(1,
                 "--out %s holds %s, which programs would read beside the new %s: name another folder, or take that "

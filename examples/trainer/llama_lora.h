@@ -50,8 +50,8 @@ static void add_adapter(layer *l, const char *module) {
 static void new_adapters(void) {
     int  fits[256] = { 0 }, n = 0;
     char module[96];
-    m.rank = (int64_t)opt.lora;
-    m.lora_scale = (float)((opt.alpha < 0 ? 16 : opt.alpha) / opt.lora);
+    m.rank = opt.lora;
+    m.lora_scale = (float)((opt.alpha < 0 ? 16 : opt.alpha) / (double)opt.lora);
     if (!opt.targets) opt.targets = "q_proj,v_proj";
     if (strlen(opt.targets) >= 256) die(2, "--targets has more than 255 characters");
     for (int64_t i = 0; i < cfg.layers * LINEARS; i++)
@@ -104,8 +104,9 @@ static void load_adapters(void) {
     alpha = number_of(path, root, "lora_alpha", NAN, 0, 1e9);
     m.lora_scale = (float)(alpha / (double)m.rank);
     free(text);
-    if (opt.lora > 0 && (int64_t)opt.lora != m.rank)
-        die(2, "--lora is %g, and the rank of %s is %lld: leave out --lora", opt.lora, path, (long long)m.rank);
+    if (opt.lora > 0 && opt.lora != m.rank)
+        die(2, "--lora is %lld, and the rank of %s is %lld: leave out --lora", (long long)opt.lora, path,
+            (long long)m.rank);
     if (opt.alpha >= 0 && opt.alpha != alpha)
         die(2, "--alpha is %g, and the alpha of %s is %g: leave out --alpha", opt.alpha, path, alpha);
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", opt.adapter);

@@ -80,7 +80,7 @@ static const char *bytes_text(double bytes, char *text, size_t space) {
 }
 
 /* The peak memory of this process; 0 if the system does not report it. */
-static double process_peak(void) {
+static inline double process_peak(void) {
     FILE  *f = plain_open("/proc/self/status");
     char   line[256];
     double kib = 0;

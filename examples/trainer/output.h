@@ -130,6 +130,86 @@ static double token_flops(const trainer *t) {
     return 6 * (double)n + 12 * (double)(c->layers * c->width * c->block);
 }
 
+static void print_utilization(const run *r, double seconds) {
+    double mfu = utilization(r, seconds);
+    if (mfu == ABSENT) return;
+    say_line("mfu", "%.2f %% of %g Tflop/s%s", 100 * mfu, r->peak_flops / (double)(r->ranks->size ? r->ranks->size : 1) / 1e12, r->ranks->size > 1 ? " a rank" : "");
+}
+
+/* The log: one row per --log-every steps, below a row of names. On a narrow terminal the columns of the
+ * highest number in `gives_way` are left out first. */
+typedef enum log_column { AT_STEP, LOSS, VAL, NORM, LR, SCALE, SKIPS, RATE, MS, LOG_COLUMNS } log_column;
+static const struct { const char *name; int width, gives_way; } log_columns[LOG_COLUMNS] = {
+    {"step", 6, 0}, {"loss", 7, 0}, {"val", 7, 0}, {"norm", 6, 4}, {"lr", 8, 6}, {"scale", 9, 2},
+    {"skips @step", 11, 3}, {"tok/s", 8, 5}, {"ms", 8, 7}};
+
+typedef char log_cells[LOG_COLUMNS][40];
+
+/* Columns whose gives_way is below the result are shown. */
+static int shown_columns(void) {
+    for (int most = 8;; most--) {
+        int width = -1;
+        for (int i = 0; i < LOG_COLUMNS; i++)
+            if (log_columns[i].gives_way < most) width += 1 + log_columns[i].width;
+        if (width <= line_columns || most == 1) return most;
+    }
+}
+
+static void print_cells(log_cells cells) {
+    int    most = shown_columns();
+    char   line[LOG_COLUMNS * 40] = "";
+    size_t n = 0;
+    for (int i = 0; i < LOG_COLUMNS; i++)
+        if (log_columns[i].gives_way < most)
+            n += (size_t)snprintf(line + n, sizeof line - n, "%s%*s", n ? " " : "", log_columns[i].width,
+                                  cells[i]);
+    say("%s\n", line);
+}
+
+static void print_names(void) {
+    log_cells cells;
+    for (int i = 0; i < LOG_COLUMNS; i++) snprintf(cells[i], sizeof cells[i], "%s", log_columns[i].name);
+    print_cells(cells);
+}
+
+static void print_row(const run *r, const mixp_verdict *v, double loss, double val,
+                      double each) {
+    enum { CELL = sizeof(log_cells) / LOG_COLUMNS };
+    log_cells cells;
+    double    tokens = r->step_tokens;
+    snprintf(cells[AT_STEP], CELL, "%lld", (long long)r->step);
+    number_text(cells[LOSS], CELL, 7, 4, loss);
+    number_text(cells[VAL], CELL, 7, 4, val);
+    number_text(cells[NORM], CELL, 6, 3, v->grad_norm);
+    snprintf(cells[LR], CELL, "%.2e", v->lr);
+    snprintf(cells[SCALE], CELL, "%g", (double)v->scale);
+    if (strlen(cells[SCALE]) > 9) snprintf(cells[SCALE], CELL, "%.2e", (double)v->scale);
+    snprintf(cells[SKIPS], CELL, "%lld", (long long)v->skipped);
+    if (r->last_skip)
+        snprintf(cells[SKIPS], CELL, "%lld @%lld", (long long)v->skipped, (long long)r->last_skip);
+    number_text(cells[RATE], CELL, 8, 0, each > 0 ? tokens / each : ABSENT);
+    number_text(cells[MS], CELL, 8, 1, each > 0 ? 1e3 * each : ABSENT);
+    print_cells(cells);
+}
+
+static void log_line(run *r, double loss, double val) {
+    mixp_verdict v = mixp_scaler_verdict(r->scaler);
+    double       each = r->timed_steps ? r->seconds / (double)r->timed_steps : 0;
+    if (v.outcome == MIXP_STEP_NONE) {          /* before the first step */
+        v.grad_norm = ABSENT;
+        v.lr = mixp_optimizer_lr(r->optimizers[0], 0);
+        v.scale = mixp_scaler_loss_scale(r->scaler);
+    }
+    write_metrics(r, loss, val, &v, 1e3 * each);
+    if (!r->quiet && !r->rows++) print_names();
+    if (!r->quiet) print_row(r, &v, loss, val, each);
+    if (!r->quiet && r->train_loss != ABSENT)
+        say_line("train", "loss %.4f on as many batches of the training data", r->train_loss);
+    if (!r->quiet && val != ABSENT) print_utilization(r, each);
+    r->seconds = 0;
+    r->timed_steps = 0;
+}
+
 static block *planted_block(const trainer *t) { return &t->model.blocks[t->model.layers / 2]; }
 
 /* From step --plant on, a product of the middle block overflows fp16. The overflow is planted again

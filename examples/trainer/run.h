@@ -40,6 +40,7 @@ typedef struct run {
     mixp_optimizer *optimizers[2];      /* the second NULL: there is one */
     const char *const (*pairs)[2];      /* words of the program in the checkpoint */
     int             n_pairs;
+    int             only_trained;       /* 1: the checkpoint lacks the frozen weights */
     /* saved in the checkpoint */
     int64_t         step, last_skip;    /* steps done; newest skipped step, 0 = none */
     double          best_val;           /* the lowest validation loss */
@@ -95,7 +96,7 @@ static mixp_result save_or_load(run *r, const char *file, int load) {
         .ctx = r->ctx, .scaler = r->scaler, .optimizers = r->optimizers,
         .n_optimizers = r->optimizers[1] ? 2 : 1,
         .values = values, .n_values = (int)(sizeof values / sizeof values[0]),
-        .metadata = r->pairs, .n_metadata = r->n_pairs};
+        .metadata = r->pairs, .n_metadata = r->n_pairs, .only_trained = r->only_trained};
     in_run(r, file, path);
     if (!load) return mixp_checkpoint_save(path, &what);
     result = mixp_checkpoint_load(path, &what);

@@ -4,53 +4,7 @@
 #ifndef TRAINER_SAMPLE_H
 #define TRAINER_SAMPLE_H
 
-static int falling(const void *a, const void *b) {
-    float x, y;
-    memcpy(&x, a, sizeof x);
-    memcpy(&y, b, sizeof y);
-    return (x < y) - (x > y);
-}
-
-/* The smallest logit that can be drawn under --top-k and --top-p: of the k likeliest tokens, the
- * fewest whose probabilities sum to the share p. spare: room for as many floats. */
-static float least_logit(const config *c, const float *logits, float *spare, int64_t vocab) {
-    int64_t k = c->top_k && c->top_k < vocab ? c->top_k : vocab, n = 0;
-    double  sum = 0, so_far = 0;
-    if (k == vocab && c->top_p >= 1) return -HUGE_VALF;
-    memcpy(spare, logits, (size_t)vocab * sizeof *spare);
-    qsort(spare, (size_t)vocab, sizeof *spare, falling);
-    if (c->top_p >= 1) return spare[k - 1];
-    for (int64_t i = 0; i < k; i++) sum += exp((double)(spare[i] - spare[0]) / c->temperature);
-    while (n < k - 1) {
-        so_far += exp((double)(spare[n] - spare[0]) / c->temperature);
-        if (so_far >= c->top_p * sum) break;
-        n++;
-    }
-    return spare[n];
-}
-
-/* Draws from softmax(logits / temperature), limited by --top-k and --top-p. spare: room for as many
- * floats. */
-static int choose(const config *c, const float *logits, float *spare, int64_t vocab,
-                  int64_t position) {
-    double  sum = 0, u;
-    float   least;
-    int64_t top = 0, last = 0;
-    for (int64_t i = 1; i < vocab; i++) if (logits[i] > logits[top]) top = i;
-    if (c->temperature == 0) return (int)top;
-    least = least_logit(c, logits, spare, vocab);
-#define WEIGHT(i) (logits[i] < least ? 0 : exp((double)(logits[i] - logits[top]) / c->temperature))
-    for (int64_t i = 0; i < vocab; i++) sum += WEIGHT(i);
-    u = mixp_random_u32((uint64_t)c->seed, (uint64_t)position, STREAM_SAMPLE, 0) * 0x1p-32 * sum;
-    for (int64_t i = 0; i < vocab; i++) {
-        double weight = WEIGHT(i);
-        if (weight > 0) last = i;
-        if (u < weight) break;
-        u -= weight;
-    }
-#undef WEIGHT
-    return (int)last;
-}
+#include "choose.h"
 
 /* The logits of the token after ids[0..length). */
 static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *logits) {
@@ -97,6 +51,7 @@ static void sample_text(trainer *t) {
     kv_cache      cache = make_cache(t);
     speaker       out = {&t->data, !c->prompt[0], ""};
     if (!ids || !logits) die(1, "out of memory");
+    choosing      how = {c->temperature, c->top_p, c->top_k, (uint64_t)c->seed, STREAM_SAMPLE};
     int64_t n = read_prompt(c, &t->data, ids);
     if (!c->quiet) say(t->run.step < c->steps ? "--- sample at step %lld\n" : "--- sample\n",
                        (long long)t->run.step);
@@ -104,7 +59,7 @@ static void sample_text(trainer *t) {
     for (int64_t i = 0; i < tokens && !stop_signal; i++) {
         sample_logits(t, &cache, ids, n, logits);
         /* Rows that pad the table are not tokens. */
-        ids[n] = choose(c, logits, logits + t->data.rows, t->data.vocab, i);
+        ids[n] = choose(&how, logits, logits + t->data.rows, t->data.vocab, i);
         say_token(&out, ids[n++]);
     }
     say_end(&out);

@@ -83,7 +83,7 @@ static double seconds_now(void) {
 }
 
 /* A number in `width` line_columns, with at most the given decimals. */
-static void number_text(char *text, size_t space, int width, int decimals, double value) {
+static inline void number_text(char *text, size_t space, int width, int decimals, double value) {
     if (value == ABSENT) { snprintf(text, space, "-"); return; }
     if (isnan(value)) { snprintf(text, space, "nan"); return; }     /* nan of either sign */
     for (int d = decimals; d >= 0; d--) {
@@ -163,9 +163,9 @@ static void look_at_terminal(int quiet) {
 /* ==== The bar ======================================================================= */
 
 static void show_bar(int64_t step, int64_t steps, double seconds_left) {
-    enum { WIDEST = 30, TEXT = 30 };
+    enum { WIDEST = 30, WORDS = 30 };
     char   bar[WIDEST + 1];
-    int    width = line_columns - TEXT < WIDEST ? line_columns - TEXT : WIDEST;
+    int    width = line_columns - WORDS < WIDEST ? line_columns - WORDS : WIDEST;
     double done = (double)step / (double)steps;
     for (int i = 0; i < width; i++) bar[i] = i < done * width ? '#' : '.';
     bar[width] = '\0';

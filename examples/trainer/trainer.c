@@ -33,9 +33,9 @@
  *     machine.h      the machine's memory, the parts of a step's time
  *     output.h       printed lines and the log
  *     run.h          the folder of a run: lock, checkpoints, log, report
- *     log.h          the lines of a run, its log, its warnings
+ *     log.h          the log of a run, its warnings
  *     files.h        config.json, kept checkpoints, exports
- *     sample.h       generates text, token by token
+ *     sample.h       generates text, token by token; choose.h: draws a token
  *     ranks.h        --ranks: several processes, on one or more machines
  *     ../profile.h   the time of each kernel, for any program
  *     ../trail.h     what each step computes, to compare two runs

@@ -942,14 +942,16 @@ static void mixpi_rope_run(const void *args, int64_t run) {
     const mixpi_rope_job *job = (const mixpi_rope_job *)args;
     int64_t half = job->k->d / 2, i, p, from = run * MIXPI_ROPE_RUN;
     int64_t end = mixpi_min(from + MIXPI_ROPE_RUN, job->k->t);
+    double scale = job->k->scaled ? job->k->scale : 1.0;
     for (i = 0; i < half; i++) {
-        double step = pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
+        double step = job->k->scaled ? job->k->frequency[i]
+                                     : pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
         double angle = (double)(job->k->first + from) * step;
         double c = cos(angle), s = sin(angle), step_c = cos(step), step_s = sin(step);
         for (p = from; p < end; p++) {
             double next = c * step_c - s * step_s;
-            job->cosine[p * half + i] = (float)c;
-            job->sine[p * half + i] = (float)s;
+            job->cosine[p * half + i] = (float)(c * scale);
+            job->sine[p * half + i] = (float)(s * scale);
             s = s * step_c + c * step_s;
             c = next;
         }

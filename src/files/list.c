@@ -421,6 +421,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     for (t = s->ctx->tensors; t; t = t->own.next) {
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
         if (s->fresh && mixpi_is_private(t)) continue;
+        if (what && what->only_trained && t->own.is_param && !t->own.optimizers) continue;
         mixpi_state_item item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;

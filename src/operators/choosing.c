@@ -308,6 +308,10 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
             "rope: base is %g and first is %.0f; base must be above 0, first at least 0", k->base,
             (double)k->first);
+    if (k->scaled && k->d > 2 * MIXP_ROPE_PAIRS)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+            "rope: frequencies are for heads of up to %d elements, not %.0f", 2 * MIXP_ROPE_PAIRS,
+            (double)k->d);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
     k->rows = x->count ? x->count / (k->t * k->heads * k->d) : 0;
@@ -331,6 +335,11 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp
         k.interleaved = desc->interleaved != 0;
         k.base = mixp_bits_of_f64(desc->base) << 1 == 0 ? 10000.0 : desc->base;
         k.first = desc->first;
+        k.scaled = desc->frequencies || desc->scale > 0.0;
+        k.scale = desc->scale > 0.0 ? desc->scale : 1.0;
+        for (int64_t i = 0; k.scaled && i < k.d / 2 && i < MIXP_ROPE_PAIRS; i++)
+            k.frequency[i] = desc->frequencies ? desc->frequencies[i]
+                                               : pow(k.base, -2.0 * (double)i / (double)k.d);
     }
     return mixpi_apply_one(ctx, MIXP_OP_ROPE, x, &k);
 }

@@ -129,11 +129,13 @@ $(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: tests/cuda/inside.cu tests/cuda/ins
 
 SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OMP_LINK) -lm -o $@
 
-$(BUILD)/trainer_cuda.o: examples/trainer/trainer.c $(wildcard examples/*.h examples/trainer/*.h) $(BUILT)
+$(BUILD)/trainer_cuda.o: examples/trainer/trainer.c
+$(BUILD)/llama_cuda.o: examples/llama.c
+$(BUILD)/trainer_cuda.o $(BUILD)/llama_cuda.o: $(wildcard examples/*.h examples/trainer/*.h) $(BUILT)
 	$(call say,cc $@)
-	$(Q)$(CC) $(FLAGS) -DMIXPREC_IMPLEMENTATION_DONE -DTRAINER_CUDA -c $< -o $@
+	$(Q)$(CC) $(FLAGS) -DMIXPREC_IMPLEMENTATION_DONE -DTRAINER_CUDA -c $(filter examples/%.c,$^) -o $@
 
-$(BUILD)/trainer_sim: $(BUILD)/trainer_cuda.o $(BUILD)/cudasim.o $(LIB)
+$(BUILD)/trainer_sim $(BUILD)/llama_sim: $(BUILD)/%_sim: $(BUILD)/%_cuda.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(SIM_LINK)
 
@@ -145,7 +147,7 @@ $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(SIM_LINK)
 
-SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/trainer_sim $(BUILD)/bench_cuda_sim)
+SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/trainer_sim $(BUILD)/llama_sim $(BUILD)/bench_cuda_sim)
 .PHONY: test-ptx test-gpu
 
 test-ptx: $(PTX_TESTS) $(PTX_OLDEST) $(PTX_FAULTS)   ## nvcc's own code, interpreted: the GPU tests without a GPU (needs nvcc)

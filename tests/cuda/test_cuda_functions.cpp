@@ -317,6 +317,9 @@ static void rope_body() {
             k.base = 10000.0;
             k.interleaved = kind % 2;
             k.back = kind / 2;
+            k.scaled = turn % 2;
+            k.scale = 1.5;
+            for (int i = 0; i < c[3] / 2; i++) k.frequency[i] = 1.0 / (2 + i);
             BOTH(rope(X, (k.a = args_in(ON(a)), k.y = args_out(ON(y), turn % 3 == 1), &k)));
             close_to(y, 1e-6, 1e-6);
             BOTH(rope(X, (k.a = args_in(ON(a)), k.y = args_out(ON(a), 0), &k)));     /* in place */

@@ -40,9 +40,12 @@ static void net_open(net *n, const char *groups, int count, mixp_moment_kind sta
     }
 }
 
+static int only_trained;
+
 static mixp_result net_file(net *n, int save) {
     mixp_checkpoint what;
     memset(&what, 0, sizeof what);
+    what.only_trained = only_trained;
     what.ctx = n->ctx;
     what.optimizers = &n->opt;
     what.n_optimizers = 1;
@@ -352,12 +355,55 @@ static void test_the_table_of_entries(void) {
     mixp_safetensors_free(file);
 }
 
+/* only_trained: parameters without an optimizer are neither saved nor changed by a load, and training goes on with the
+ * same bits. A file of the other kind is refused. */
+static void test_only_trained(void) {
+    enum { FROZEN = 2 };
+    static float before[ELEMENTS], after[ELEMENTS];
+    char         error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *file = NULL;
+    net n, m;
+    net_open(&n, "00.0", 1, MIXP_MOMENT_F32, 0);
+    net_open(&m, "00.0", 1, MIXP_MOMENT_F32, 0);
+    mixp_tensor_set_requires_grad(n.p[FROZEN], 0);
+    mixp_tensor_set_requires_grad(m.p[FROZEN], 0);
+    mixp_fill(m.p[FROZEN], 7.0);
+    net_step(&n);
+    only_trained = 1;
+    CHECK_INT(net_file(&n, 1), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read(path, &file, error, sizeof error), MIXP_OK);
+    CHECK(!mixp_safetensors_find(file, names[FROZEN]) && mixp_safetensors_find(file, names[0]));
+    mixp_safetensors_free(file);
+    CHECK_INT(net_file(&m, 0), MIXP_OK);
+    CHECK_INT(mixp_read(m.p[FROZEN], after, MIXP_F32, ELEMENTS), MIXP_OK);
+    CHECK(after[0] == 7 && after[ELEMENTS - 1] == 7);
+    mixp_copy(m.p[FROZEN], n.p[FROZEN]);
+    net_step(&n);
+    net_step(&m);
+    for (int i = 0; i < PARAMS; i++) {
+        CHECK_INT(mixp_read(n.p[i], before, MIXP_F32, ELEMENTS), MIXP_OK);
+        CHECK_INT(mixp_read(m.p[i], after, MIXP_F32, ELEMENTS), MIXP_OK);
+        if (i != FROZEN) CHECK(memcmp(before, after, sizeof before) == 0);
+    }
+    only_trained = 0;
+    CHECK_INT(net_file(&m, 0), MIXP_ERR_SHAPE);     /* the file lacks the frozen one */
+    mixp_context_free(m.ctx);
+    net_open(&m, "00.0", 1, MIXP_MOMENT_F32, 0);
+    CHECK_INT(net_file(&m, 1), MIXP_OK);
+    only_trained = 1;
+    CHECK_INT(net_file(&n, 0), MIXP_ERR_SHAPE);     /* the file has it */
+    only_trained = 0;
+    mixp_context_free(n.ctx);
+    mixp_context_free(m.ctx);
+}
+
 int main(void) {
     snprintf(path, sizeof path, "/tmp/mixprec_groups_%ld.st", (long)getpid());
     RUN(test_groups_in_another_order);
     RUN(test_other_groups);
     RUN(test_files_without_records);
     RUN(test_the_table_of_entries);
+    RUN(test_only_trained);
     remove(path);
     return test_report();
 }

@@ -541,11 +541,7 @@ static void samples_keep_keys_and_values(void) {
 static void draw(double top_p, int64_t top_k, int counts[4]) {
     static const float share[4] = {0.1f, 0.4f, 0.2f, 0.3f};
     float              logits[4], spare[4];
-    config             c;
-    memset(&c, 0, sizeof c);
-    c.temperature = 1;
-    c.top_p = top_p;
-    c.top_k = top_k;
+    const choosing     c = {1, top_p, top_k, 0, STREAM_SAMPLE};
     memset(counts, 0, 4 * sizeof counts[0]);
     for (int i = 0; i < 4; i++) logits[i] = logf(share[i]) + 3;
     for (int64_t i = 0; i < 4000; i++) counts[choose(&c, logits, spare, 4, i)]++;

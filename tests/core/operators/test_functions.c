@@ -213,6 +213,17 @@ FORM(f_where_wide, weigh(c, mixp_where(c, ints(c, MIXP_I32, 4, 6, 3), p[1], p[0]
 FORM(f_masked, weigh(c, mixp_masked_fill(c, p[0], ints(c, MIXP_U8, 4, 6, 2), 3.0f)))
 FORM(f_rope, weigh(c, rope(c, p[0], 6, 3, 0)))
 FORM(f_rope_pairs, weigh(c, rope(c, p[0], 2, 0, 1)))
+static mixp_tensor *rope_scaled(mixp_context *c, mixp_tensor *x, int head_dim) {
+    static const double frequencies[129] = { 1.5, 0.25, 0.125 };
+    mixp_rope_desc d;
+    memset(&d, 0, sizeof d);
+    d.head_dim = head_dim;
+    d.first = 2;
+    d.frequencies = frequencies;
+    d.scale = 0.75;
+    return mixp_rope(c, x, &d);
+}
+FORM(f_rope_scaled, weigh(c, rope_scaled(c, p[0], 6)))
 FORM(f_smooth, mixp_cross_entropy_smooth(c, p[0], mixp_reshape(c, ints(c, MIXP_I32, 2, 2, 6), 1,
     p[0]->shape), MIXP_IGNORE, 0.2f))
 FORM(f_product, weigh(c, mixp_matmul(c, p[0], p[1], 0, 0)))
@@ -266,6 +277,7 @@ static void test_gradients(void) {
     check("masked_fill", f_masked, 1);
     check("rope", f_rope, 1);
     check("rope of pairs", f_rope_pairs, 1);
+    check("rope with frequencies", f_rope_scaled, 1);
     check("cross_entropy, smooth", f_smooth, 1);
     p[1] = param(2, 4, 6, 1, 1);
     spread(p[1], -0.8f, 0.07f);
@@ -504,29 +516,37 @@ static void test_masks(void) {
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }
 
-/* Far positions: as the formula says in double, and turned back exactly as far. */
+/* Far positions, with the base's frequencies and with others: as the formula says in double, and turned back exactly
+ * as far. */
 static void test_rope_far(void) {
     enum { T = 300, D = 64, FIRST = 100000 };
     static float v[T * D], y[T * D];
+    static double own[D / 2];
     int64_t shape[2] = { T, D };
     mixp_rope_desc d;
     mixp_tensor *x = mixp_param(ctx, NULL, MIXP_F32, 2, shape);
-    int i, t;
+    int i, t, kind;
     for (i = 0; i < T * D; i++) v[i] = (float)((i * 31) % 64 - 32) / 32.0f;
+    for (i = 0; i < D / 2; i++) own[i] = 1.0 / (3.0 + i * i);
     mixp_write(x, v, MIXP_F32, T * D);
-    memset(&d, 0, sizeof d);
-    d.head_dim = D;
-    d.first = FIRST;
-    d.base = 500000.0;
-    mixp_step_begin(ctx);
-    CHECK_INT(mixp_read(mixp_rope(ctx, x, &d), y, MIXP_F32, T * D), MIXP_OK);
-    for (t = 0; t < T; t++)
-        for (i = 0; i < D / 2; i++) {
-            double angle = (FIRST + t) * pow(500000.0, -2.0 * i / D);
-            double a = v[t * D + i], b = v[t * D + D / 2 + i];
-            CHECK_NEAR(y[t * D + i], a * cos(angle) - b * sin(angle), 3e-7);
-            CHECK_NEAR(y[t * D + D / 2 + i], b * cos(angle) + a * sin(angle), 3e-7);
-        }
+    for (kind = 0; kind < 4; kind++) {
+        double scale = kind > 1 ? 1.25 : 1.0;
+        memset(&d, 0, sizeof d);
+        d.head_dim = D;
+        d.first = FIRST;
+        d.base = 500000.0;
+        d.frequencies = kind % 2 ? own : NULL;
+        d.scale = kind > 1 ? scale : 0.0;
+        mixp_step_begin(ctx);
+        CHECK_INT(mixp_read(mixp_rope(ctx, x, &d), y, MIXP_F32, T * D), MIXP_OK);
+        for (t = 0; t < T; t++)
+            for (i = 0; i < D / 2; i++) {
+                double angle = (FIRST + t) * (kind % 2 ? own[i] : pow(500000.0, -2.0 * i / D));
+                double a = scale * v[t * D + i], b = scale * v[t * D + D / 2 + i];
+                CHECK_NEAR(y[t * D + i], a * cos(angle) - b * sin(angle), 4e-7);
+                CHECK_NEAR(y[t * D + D / 2 + i], b * cos(angle) + a * sin(angle), 4e-7);
+            }
+    }
 }
 
 /* --- an operator of one's own, by mixp_get and mixp_put ----------------------------------------- */
@@ -624,7 +644,7 @@ static void refused(const mixp_tensor *y, mixp_result code, const char *part) {
 }
 
 static void test_refusals(void) {
-    int64_t row[1] = { 3 }, shape[2] = { 2, 3 }, one[2] = { 2, 1 };
+    int64_t row[1] = { 3 }, shape[2] = { 2, 3 }, one[2] = { 2, 1 }, wide_head[2] = { 2, 2 * MIXP_ROPE_PAIRS + 2 };
     int32_t ids[2] = { 1, 3 };
     mixp_tensor *x, *v, *i, *mask;
     p[0] = param(2, 2, 3, 1, 1);
@@ -656,6 +676,7 @@ static void test_refusals(void) {
     refused(rope(ctx, x, 3, 0, 0), MIXP_ERR_SHAPE, "multiple of head_dim, which is even");
     refused(rope(ctx, v, 2, 0, 0), MIXP_ERR_SHAPE, "x[..., t, c]");
     refused(mixp_rope(ctx, x, NULL), MIXP_ERR_SHAPE, "head_dim");
+    refused(rope_scaled(ctx, numbers(ctx, 2, wide_head), 2 * MIXP_ROPE_PAIRS + 2), MIXP_ERR_ARGUMENT, "up to 256 elements");
     refused(rope(ctx, numbers(ctx, 2, one), 1, -1, 0), MIXP_ERR_SHAPE, "head_dim");
     refused(mixp_cross_entropy_smooth(ctx, x, i, MIXP_IGNORE, 1.5f), MIXP_ERR_ARGUMENT,
             "smoothing is 1.5; it must be in [0, 1]");

@@ -1,0 +1,90 @@
+#!/bin/sh
+# test_llama_run.sh [LLAMA [TEST_LLAMA]] - a run of examples/llama.c that takes hours: stopped and continued, validated,
+# on many ranks, on the simulated GPU. Equal runs save equal bytes.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+build=${BUILD:-build} root=$PWD
+case $build in /*) ;; *) build=$root/$build ;; esac
+llama=${1:-$build/llama} make=${2:-$build/test_llama}
+for program in "$llama" "$make"; do
+    [ -x "$program" ] || { echo "$program is not built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+done
+cp "$root/README.md" "$tmp/readme" && mkdir "$tmp/model" && (cd "$root" && "$make" --make "$tmp/model" >/dev/null) || exit 1
+cd "$tmp" || exit 1
+unset OMP_NUM_THREADS NO_COLOR
+head -c 3000 readme >text
+for i in 1 2 3 4 5 6 7 8 9; do
+    words=$(tail -n "+$i" readme | tr -dc 'a-z ' | head -c $((i * 37 % 90 + 5)))
+    echo "{\"messages\": [{\"role\": \"user\", \"content\": \"$i\"}, {\"role\": \"assistant\", \"content\": \"$words\"}]}"
+done >chats.jsonl
+
+common='--data text --block 16 --threads 1 --sample 0 --lr 1e-2'
+run() { want=$1; shift; "$llama" model $common "$@" >out 2>err </dev/null; got=$?; [ $got -eq "$want" ] || { cat err; false; }; }
+says() { text=$1 want=$2; shift 2; run "$want" "$@" && grep -q -- "$text" err || { cat err; false; }; }
+same() { cmp "$1/checkpoint.safetensors" "$2/checkpoint.safetensors"; }
+# Lines of a log that hold a loss, without times.
+losses() { sed -n '/"loss":/{ s/,"tokens":.*//; p; }' "$1/metrics.jsonl"; }
+
+# --- stopped and continued -------------------------------------------------------------------
+# continues NAME OPTION...: 12 steps at once, and 12 steps that a signal stops after some, save the same bytes.
+stop_after_some() { # kills the run once its log has a line
+    : >out
+    "$llama" model $common "$@" >out 2>err </dev/null & pid=$!
+    n=0; while ! grep -q '^step  *3 ' out && [ $n -lt 600 ]; do sleep 0.05; n=$((n + 1)); done
+    kill -TERM $pid; wait $pid; got=$?
+}
+continues() {
+    name=$1; shift
+    rm -rf whole part
+    check "$name: 400 steps at once"            run 0 --out whole --steps 400 --log-every 1 "$@"
+    stop_after_some --out part --steps 400 --log-every 1 "$@"
+    check "$name: a signal stops it with 143"   test $got -eq 143
+    check "$name: and prints how to continue"   grep -q 'stopped after step [0-9]*: Terminated. Go on with: .*llama model .*--out part .*--resume$' err
+    sh -c "$(sed -n 's/.*Go on with: //p' err)" >out 2>err; got=$?
+    check "$name: that command continues"       test $got -eq 0
+    check "$name: the same bytes"               same whole part
+    check "$name: the same losses"              test "$(losses whole | tail -n 50)" = "$(losses part | tail -n 50)"
+    check "$name: the report is there"          test -s part/report.html
+}
+continues "all weights, bf16"
+continues "adapters, fp16, 8-bit moments" --dtype fp16 --lora 2 --moments 8bit
+check "adapters: the checkpoint has no frozen weights" sh -c '! grep -aq "\"model.layers.0.mlp.up_proj.weight\"" part/checkpoint.safetensors'
+check "adapters: which --adapter reads"         run 0 --adapter part --steps 1
+
+check "a run is not overwritten"                says 'holds a checkpoint: continue it with --resume' 1 --out part --lora 2 --steps 3
+check "nor continued with other options"        says 'give the same options' 1 --out part --resume --lora 2 --moments 8bit --steps 500
+head -c 2000 readme >text2
+check "nor with other data"                     says 'is not the data that this run was trained on' 1 --out part --resume --dtype fp16 --lora 2 --moments 8bit --steps 500 --data text2
+check "nor without a checkpoint"                says 'no checkpoint in nowhere' 1 --out nowhere --resume --steps 5
+cp -r model other && head -c 6000 readme | dd of=other/model.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
+check "nor adapters of another base"            sh -c "cp -r part moved; '$llama' other $common --out moved --resume --dtype fp16 --lora 2 --moments 8bit --steps 500 2>err; grep -q 'give the same options, data and model' err"
+check "nothing is saved without --out"          sh -c "timeout -s TERM 1 '$llama' model $common --steps 100000000 >out 2>err; grep -q 'Nothing is saved: there was no --out DIR' err"
+
+# --- validation ------------------------------------------------------------------------------
+check "rows are kept for validation"            run 0 --val-rows 3 --steps 30 --lr 3e-2 --out val
+check "losses of which are in the log"          grep -q '"val":[0-9]' val/metrics.jsonl
+check "the best weights are kept"               sh -c 'grep -q "^best .*val [0-9.]* at step [0-9]*, in val/best" out && test -s val/best/model.safetensors'
+check "a file of validation"                    run 0 --val-data text --steps 4
+check "a run that diverges says so"             says 'the run seems to have diverged. Try a lower --lr' 0 --steps 40 --lr 1 --clip 0 --dtype fp16 --guard off --log-every 1
+
+# --- the same bits in other ways -------------------------------------------------------------
+bits() { run 0 --steps 12 --out "$@"; }
+bits plain --overwrite
+bits again --recompute; check "recompute: the same bytes" same plain again
+rm -rf again; bits again --recompute --lora 2; rm -rf plain; bits plain --lora 2
+check "recompute of adapters: the same bytes"   same plain again
+check "--loss chunks trains"                    run 0 --steps 3 --loss chunks
+check "level 2, 16-bit states"                  run 0 --steps 3 --level 3 --masters 16bit --moments bf16
+check "chats of different lengths"              run 0 --data chats.jsonl --chat zephyr --block 128 --steps 6 --batch 3
+
+# --- ranks -----------------------------------------------------------------------------------
+for kind in '' '--lora 2' '--shard states'; do
+    rm -rf ranks*
+    for n in 1 2 4; do run 0 --steps 6 --batch 1 --total-batch 4 --ordered --ranks fork:$n $kind --out ranks$n; done
+    check "1, 2 and 4 ranks${kind:+, $kind}: the same bytes" sh -c 'cmp ranks1/checkpoint.safetensors ranks2/checkpoint.safetensors && cmp ranks1/checkpoint.safetensors ranks4/checkpoint.safetensors'
+    check "1 and 4 ranks${kind:+, $kind}: the same losses"   test "$(losses ranks1)" = "$(losses ranks4)"
+done
+check "ranks of chats, whose tokens count by number" run 0 --data chats.jsonl --chat zephyr --block 128 --steps 4 --batch 1 --ranks fork:2
+check "ranks of no kind"                        says 'is not one of fork:N' 2 --ranks threads:2
+
+report
