@@ -142,9 +142,9 @@ typedef struct mixp_scale_by_args {
  * dtype of a state identifies its kind. master: f32, bf16 (MIXP_MASTER_16BIT) or u8
  * (MIXP_MASTER_8BIT). m: f32, bf16, or f8_e4m3 in blocks. v: f32, bf16, or u8 in blocks. */
 typedef struct mixp_param_row {
-    void      *weight;          /* what the model reads: real                              */
-    void      *grad;            /* real                                                    */
-    void      *master;          /* master weight; NULL when weight is f32                  */
+    void      *weight;          /* what the model reads: real, or f64                      */
+    void      *grad;            /* real, or f64                                            */
+    void      *master;          /* master weight; NULL when weight is f32 or f64           */
     void      *m, *v;           /* moments; v NULL for SGD, m NULL without momentum        */
     mixp_f16  *low_f16;         /* copies for autocast, refreshed by the update, or NULL   */
     mixp_bf16 *low_bf16;
@@ -161,6 +161,9 @@ typedef struct mixp_param_row {
                                    averages: 1 - decay                                     */
     float     *third;           /* amsgrad: the largest v so far; centered: the mean gradient; or
                                    NULL                                                    */
+    int64_t    width, pitch;    /* pitch > 0: of each `pitch` elements the first `width` are
+                                   weights and gradients; the rest is padding, which no kernel
+                                   counts or changes                                       */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
@@ -211,7 +214,7 @@ typedef struct mixp_lost { int64_t updates, lost; } mixp_lost;
 
 /* The low dtype of a row's weight or of its low copy; f16 for a row without either. */
 MIXPREC_HD mixp_dtype mixpi_row_low_weight(const mixp_param_row *row) {
-    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    if (row->weight_dtype == MIXP_F16 || row->weight_dtype == MIXP_BF16) return row->weight_dtype;
     return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
 }
 

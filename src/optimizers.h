@@ -134,7 +134,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * MIXP_ERR_ARGUMENT: lr is negative or not finite; no group changes. */
 MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
 
-/* Adds a parameter (f32, f16 or bf16) to the newest group.
+/* Adds a parameter (f32, f16 or bf16; or f64, with a gradient of your own) to the newest group.
  *
  * grad NULL: uses the gradient that backward fills. A step in which the parameter got no gradient
  * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
@@ -149,11 +149,23 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the gradient in
  * between.
  *
+ * f64: a view of f64 trains as f32 does, with the bits of an f32 program if all values are f32. A
+ * step reads weight and gradient rounded to f32, and writes the new f32 value. So the weight is its
+ * own master, and states are f32. A gradient beyond f32 counts as Inf.
+ *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
- * parameter, where masters are stored beside bf16. MIXP_ERR_SHAPE: not a matrix, for Muon. */
+ * parameter, where masters are stored beside bf16; or f64 without a gradient of your own, or with
+ * ranks. MIXP_ERR_SHAPE: not a matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
+/* mixp_optimizer_add for views whose rows have a pitch: the last dimension of param and grad is the
+ * pitch, and its first `width` elements are the row. The rest is padding: not read as a gradient,
+ * not in norms, not written. mixp_optimizer_underflow leaves these rows and f64 gradients out.
+ * Errors as in mixp_optimizer_add; also MIXP_ERR_SHAPE: width is below 1 or above the pitch.
+ * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, or ranks. */
+MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor *param,
+                                                mixp_tensor *grad, int64_t width);
 
 /* Adds to the newest group each parameter of mixp_param whose name fits the pattern (* matches any
  * characters, ? matches one), that requires a gradient and has no optimizer. Oldest first; like

@@ -4,7 +4,7 @@
  * The inner loop of a kernel reads only f32: the array itself if it is f32, otherwise a small
  * buffer that stays in L1. Each kernel is therefore written once and takes every mix of dtypes. */
 MIXPI_V int MIXPI_P(size)(mixp_dtype d)
-{ return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : 1; }
+{ return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : d == MIXP_F64 ? 8 : 1; }
 
 /* Prefetches the cache lines of n elements from i on. The elements need not exist. */
 MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
@@ -77,6 +77,10 @@ MIXPI_RARE void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, 
     const size_t left = (size_t)(n - whole);
     unsigned char rest[32] = { 0 };
     float end[16];
+    if (from == MIXP_F64) {     /* of an optimizer's rows */
+        for (int64_t i = 0; i < n; i++) ((float *)dst)[i] = (float)((const double *)src)[i];
+        return;
+    }
     if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, whole);
     if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, whole);
     if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, whole);
@@ -92,6 +96,10 @@ MIXPI_RARE void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, i
     const size_t left = (size_t)(n - whole);
     float rest[16] = { 0 };
     unsigned char end[32];
+    if (to == MIXP_F64) {
+        for (int64_t i = 0; i < n; i++) ((double *)dst)[i] = (double)((const float *)src)[i];
+        return;
+    }
     if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, whole);
     if (to == MIXP_BF16) MIXPI_P(run_bf16)(dst, src, whole);
     if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, whole);

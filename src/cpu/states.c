@@ -533,6 +533,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
     float was[MIXPI_BLOCK];
+    mixpi_kept kept[2];         /* of a row with padding: the gradient, the weight */
     mixpi_stretch_room room;
     mixpi_stretch s;
     mixp_step_scalars late;
@@ -551,6 +552,13 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     s.key = mixpi_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        if (row->pitch) {
+            mixpi_padding_keep(&kept[0], row->grad, row->grad_dtype, i, n);
+            mixpi_padding_keep(&kept[1], row->weight, row->weight_dtype, i, n);
+            mixpi_padding_put(row, row->grad, row->grad_dtype, i, n, NULL);
+            mixpi_padding_put(row, row->weight, row->weight_dtype, i, n, NULL);
+            if (row->master) mixpi_padding_put(row, row->master, row->master_dtype, i, n, NULL);
+        }
 
         /* The update of a block, by the fastest function that its states allow. */
         MIXPI_P(stretch_begin)(&s, i, n);
@@ -573,6 +581,9 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         if (row->low_bf16)
             MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, s.p);
         mixpi_clear_grad(row, i, n);
+        if (!row->pitch) continue;
+        mixpi_padding_put(row, row->grad, row->grad_dtype, i, n, &kept[0]);
+        mixpi_padding_put(row, row->weight, row->weight_dtype, i, n, &kept[1]);
     }
     mixpi_vfence();
 }

@@ -52,44 +52,53 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
     return mixpi_vsum(mixpi_vadd(s0, s1));
 }
 
-/* One chunk of grad_stats or of clip. It looks for Inf and NaN after unscaling: the inverse of a
- * scale is finite and not 0, so Inf and NaN stay. */
+/* n elements of a chunk of grad_stats or of clip. It looks for Inf and NaN after unscaling: the
+ * inverse of a scale is finite and not 0, so Inf and NaN stay. */
+MIXPI_V void MIXPI_P(gather_block)(const mixpi_chunk_job *job, mixpi_chunk *c, mixp_out grad,
+                                   int64_t i, int n) {
+    float buf[MIXPI_BLOCK], largest = 0.0f, factor = job->factor, squares = 0.0f;
+    const float *x = MIXPI_P(held)(grad, i, n, buf);
+    if (job->write == MIXPI_CHUNK_SCALE) {      /* unused sums are compiled away */
+        (void)MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+        MIXPI_P(placed)(grad, i, n, buf);
+        return;
+    }
+
+    /* Unscaling in place: the statistics are of the values rounded to the gradient's dtype. */
+    if (job->write) {
+        squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+        MIXPI_P(placed)(grad, i, n, buf);
+        x = MIXPI_P(held)(grad, i, n, buf);
+        factor = 1.0f;
+    }
+    if (!job->write || grad.dtype != MIXP_F32)
+        squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
+
+    /* The sum is not finite (overflow, Inf, NaN), or has lost small squares. */
+    if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
+        (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
+        mixpi_look_closely(c, x, n, factor, i);
+        return;
+    }
+    c->squares += (double)squares;
+    if (largest > c->largest) c->largest = largest;
+}
+
+/* One chunk of grad_stats or of clip. Padding is 0 while its block is looked at. */
 MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
     const mixp_param_row *row = &job->rows[c->row];
     const mixp_out grad = mixpi_out_to(row->grad, row->grad_dtype, 0);
-    int64_t i, end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
-    float buf[MIXPI_BLOCK], largest = 0.0f;
+    const int64_t end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
+    mixpi_kept kept;
     (void)worker;
-    for (i = c->first; i < end; i += MIXPI_BLOCK) {
-        int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *x = MIXPI_P(held)(grad, i, n, buf);
-        float factor = job->factor, squares = 0.0f;
-        if (job->write == MIXPI_CHUNK_SCALE) {      /* unused sums are compiled away */
-            (void)MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
-            MIXPI_P(placed)(grad, i, n, buf);
-            continue;
-        }
-
-        /* Unscaling in place: the statistics are of the values rounded to the gradient's dtype. */
-        if (job->write) {
-            squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
-            MIXPI_P(placed)(grad, i, n, buf);
-            x = MIXPI_P(held)(grad, i, n, buf);
-            factor = 1.0f;
-        }
-        if (!job->write || grad.dtype != MIXP_F32)
-            squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
-
-        /* The sum is not finite (overflow, Inf, NaN), or has lost small squares. */
-        if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
-            (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
-            mixpi_look_closely(c, x, n, factor, i);
-            continue;
-        }
-        c->squares += (double)squares;
-        if (largest > c->largest) c->largest = largest;
+    for (int64_t i = c->first; i < end; i += MIXPI_BLOCK) {
+        const int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        if (row->pitch) mixpi_padding_keep(&kept, grad.data, grad.dtype, i, n);
+        if (row->pitch) mixpi_padding_put(row, grad.data, grad.dtype, i, n, NULL);
+        MIXPI_P(gather_block)(job, c, grad, i, n);
+        if (row->pitch) mixpi_padding_put(row, grad.data, grad.dtype, i, n, &kept);
     }
 }
 

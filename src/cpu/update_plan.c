@@ -171,10 +171,36 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
     }
 }
 
+/* Room for the bytes of a block, of any dtype. */
+typedef struct mixpi_kept { char bytes[MIXPI_BLOCK * sizeof(double)]; } mixpi_kept;
+
+/* Keeps n elements of an array of a row with padding, from `first` on. */
+static void mixpi_padding_keep(
+    mixpi_kept *kept, const void *array, mixp_dtype dtype, int64_t first, int64_t n) {
+    const size_t size = mixp_dtype_size(dtype);
+    memcpy(kept->bytes, (const char *)array + (size_t)first * size, (size_t)n * size);
+}
+
+/* Writes the padding among n elements of an array: what was kept, or zeros. */
+static void mixpi_padding_put(const mixp_param_row *row, void *array, mixp_dtype dtype,
+    int64_t first, int64_t n, const mixpi_kept *kept) {
+    const size_t size = mixp_dtype_size(dtype);
+    for (int64_t i = 0; i < n; i++) {
+        char *to = (char *)array + (size_t)(first + i) * size;
+        if ((first + i) % row->pitch < row->width) continue;
+        if (kept) memcpy(to, kept->bytes + (size_t)i * size, size);
+        else memset(to, 0, size);
+    }
+}
+
 /* Clears a piece of a gradient after its last read. */
 static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
-    size_t size = mixp_dtype_size(row->grad_dtype);
-    if (row->active == 2) memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+    const size_t size = mixp_dtype_size(row->grad_dtype);
+    char *from = (char *)row->grad + (size_t)first * size;
+    if (row->active != 2) return;
+    if (!row->pitch) memset(from, 0, (size_t)n * size);
+    for (int64_t i = 0; row->pitch && i < n; i++)
+        if ((first + i) % row->pitch < row->width) memset(from + (size_t)i * size, 0, size);
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {

@@ -63,6 +63,34 @@ __device__ inline int64_t chunk_end(const Chunk &c, int64_t count) {
 
 inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
 
+/* Is element i of a row padding? */
+__device__ inline bool is_padding(const mixp_param_row &row, int64_t i) {
+    return row.pitch && i % row.pitch >= row.width;
+}
+
+/* get8_any of a row's gradient or weight, which may be f64. Padding is 0. */
+__device__ inline void get_of_row(
+    const mixp_param_row &row, mixp_in a, int64_t i, int n, bool wide, float *v) {
+    if (a.dtype == MIXP_F64)
+        for (int k = 0; k < 8; k++) v[k] = k < n ? (float)((const double *)a.data)[i + k] : 0.0f;
+    else get8_any(a, i, n, wide, v);
+    for (int k = 0; row.pitch && k < 8; k++)
+        if (is_padding(row, i + k)) v[k] = 0.0f;
+}
+/* put8_any likewise. Does not write padding. */
+__device__ inline void put_of_row(
+    const mixp_param_row &row, mixp_out a, int64_t i, int n, bool wide, const float *v) {
+    if (!row.pitch && a.dtype != MIXP_F64) {
+        put8_any(a, i, n, wide, v);
+        return;
+    }
+    for (int k = 0; k < n; k++) {
+        if (is_padding(row, i + k)) continue;
+        if (a.dtype == MIXP_F64) ((double *)a.data)[i + k] = (double)v[k];
+        else put1(a, i + k, v[k]);
+    }
+}
+
 /* --- prepare, advance ------------------------------------------------------------------ */
 
 static_assert(MIXP_MAX_GROUPS <= warp_size, "prepare has a thread for each group");
@@ -245,7 +273,7 @@ __device__ inline void gather_chunk(
         /* Read and scale 8 elements. */
         const int n = (int)least(8, end - i);
         float x[8], v[8];
-        get8_any(as_in(grad), i, n, wide, x);
+        get_of_row(row, as_in(grad), i, n, wide, x);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] = scaled(x[k], factor);
 
@@ -253,11 +281,11 @@ __device__ inline void gather_chunk(
         if (unscale) {
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                if (grad.dtype != MIXP_F32)
+                if (grad.dtype == MIXP_F16 || grad.dtype == MIXP_BF16)
                     v[k] = low_value(grad.dtype, low_code(grad.dtype, v[k]));
                 x[k] = v[k];
             }
-            put8_any(grad, i, n, wide, v);
+            put_of_row(row, grad, i, n, wide, v);
         }
         look_at(l, x, v, place + (i - c.first));
     }
@@ -346,17 +374,18 @@ __global__ void __launch_bounds__(look_threads, 4) clip_chunks(const mixp_clip_a
     Chunk at;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         /* Multiply the chunk by the factor. */
-        const mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
+        const mixp_param_row &row = rows[at.row];
+        const mixp_out grad = array_at(row.grad, row.grad_dtype);
         const bool wide = is_aligned(grad.data);
-        const int64_t end = chunk_end(at, rows[at.row].count);
+        const int64_t end = chunk_end(at, row.count);
         for (int64_t i = at.first + 8 * (int64_t)threadIdx.x; i < end;
              i += 8 * (int64_t)blockDim.x) {
             const int n = (int)least(8, end - i);
             float v[8];
-            get8_any(as_in(grad), i, n, wide, v);
+            get_of_row(row, as_in(grad), i, n, wide, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) v[k] *= factor;
-            put8_any(grad, i, n, wide, v);
+            put_of_row(row, grad, i, n, wide, v);
         }
     }
 }
@@ -623,16 +652,16 @@ template <bool small> __device__ inline void get_weight(const mixp_param_row &ro
     mixp_in weight = { row.weight, row.weight_dtype };
     mixp_in master = { row.master, MIXP_F32 };
     if (small && is_split(row)) get_split(row, c);
-    else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+    else get_of_row(row, row.master ? master : weight, c.i, c.n, c.wide, c.p);
 }
 template <bool small> __device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     /* Store the master, or the weight that has none; then the weight beside a whole master. */
     mixp_out weight = array_at(row.weight, row.weight_dtype);
     mixp_out master = array_at(row.master, MIXP_F32);
     if (small && is_split(row)) put_split(row, c);
-    else put8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+    else put_of_row(row, row.master ? master : weight, c.i, c.n, c.wide, c.p);
     if (row.master && weight.dtype != MIXP_F32 && !(small && is_split(row)))
-        put8_any(weight, c.i, c.n, c.wide, c.p);
+        put_of_row(row, weight, c.i, c.n, c.wide, c.p);
 
     /* Store the low copies. */
     if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), c.i, c.n, c.wide, c.p);
@@ -718,7 +747,7 @@ template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
     mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
     /* Read the gradient, the weight and the moments. */
-    get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
+    get_of_row(row, mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
     get_moments<small>(row, c);
 
@@ -737,9 +766,9 @@ __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row
     put_moments<small>(row, c);
 }
 
-__device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
+__device__ inline void clear_8(const mixp_param_row &row, const Cell &c) {
     const float zeros[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
-    put8_any(a, i, n, wide, zeros);
+    put_of_row(row, array_at(row.grad, row.grad_dtype), c.i, c.n, c.wide, zeros);
 }
 
 /* The scalars of a row's update, with all threads of a block. A row that missed steps has its own
@@ -765,7 +794,6 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
         /* Read the chunk's row, and the scalars of its update. */
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
-        const mixp_out grad = array_at(row.grad, row.grad_dtype);
         const uint64_t key = mixpi_state_key(plan.seed, step->applied, row.tensor);
         const int64_t end = chunk_end(at, row.count);
         mixp_lost found = { 0, 0 };
@@ -778,7 +806,7 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
             if (!skip) update_8<small, counting>(u, row, plan.kind, key, cell, found);
-            if (row.active == 2) clear_8(grad, cell.i, cell.n, cell.wide);
+            if (row.active == 2) clear_8(row, cell);
         }
         if (counting) add_count(&lost[at.row].updates, found.updates);
         if (counting) add_count(&lost[at.row].lost, found.lost);

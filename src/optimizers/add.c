@@ -5,12 +5,13 @@
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_optimizer_add(
-    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
+    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad, int64_t width) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-            "mixp_optimizer_add: param is NULL, or a tensor is of an earlier step");
-    mixp_result r = mixpi_add_check(opt, param, grad);
+            "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
+            "step");
+    mixp_result r = mixpi_add_check(opt, param, grad, width);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
 
@@ -22,6 +23,8 @@ static mixp_result mixpi_do_optimizer_add(
     row->count = param->count;
     row->group = opt->plan.n_groups - 1;
     row->tensor = (uint64_t)param->own.id;
+    row->width = width;
+    row->pitch = width ? param->shape[param->rank - 1] : 0;
     mixpi_row_kinds(opt, param, row);
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
@@ -46,7 +49,20 @@ static mixp_result mixpi_do_optimizer_add(
 
 MIXPREC_API mixp_result mixp_optimizer_add(
     mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
-    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_add(opt, param, grad));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_add(opt, param, grad, 0));
+}
+
+MIXPREC_API mixp_result mixp_optimizer_add_rows(
+    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad, int64_t width) {
+    const int is_there = mixpi_is_tensor(param);
+    const int64_t pitch = is_there && param->rank ? param->shape[param->rank - 1] : 0;
+    if (opt && is_there && (width < 1 || width > pitch))
+        return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
+            "mixp_optimizer_add_rows: '%s' has rows of %.0f elements; width is %.0f and must be 1 "
+            "to that number",
+            param->name, (double)pitch, (double)width);
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL,
+        mixpi_do_optimizer_add(opt, param, grad, width < pitch ? width : 0));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern) {

@@ -55,7 +55,7 @@ static int mixpi_keeps_f32(const mixp_optimizer *opt, const mixp_tensor *p) {
 }
 
 static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p) {
-    return opt->states.master != MIXP_MASTER_F32 && p->dtype != MIXP_F32 &&
+    return opt->states.master != MIXP_MASTER_F32 && mixpi_is_low(p->dtype) &&
            !mixpi_keeps_f32(opt, p);
 }
 
@@ -100,14 +100,33 @@ static const char *mixpi_add_clash(
     return NULL;
 }
 
-/* Can p be added? Reports the first problem. */
+/* Returns why this optimizer cannot train rows of p with padding, or NULL. */
+static const char *mixpi_rows_wrong(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
+    if (!g || g->rank != p->rank || memcmp(g->shape, p->shape, sizeof g->shape))
+        return "has rows with padding: pass a gradient of the same shape";
+    if (opt->muon) return "has rows with padding, but Muon needs dense rows";
+    if (mixpi_master_is_split(opt, p))
+        return "has rows with padding: use MIXP_MASTER_F32, because smaller masters need dense "
+               "rows";
+    if (mixpi_crew_of(opt->ctx)) return "has rows with padding, which ranks do not exchange";
+    return NULL;
+}
+
+/* Can p be added? width: elements of a row that count; 0 = all. Reports the first problem. */
 static mixp_result mixpi_add_check(
-    mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
+    mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g, int64_t width) {
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
-    if (!mixpi_is_real(p->dtype) || (g && !mixpi_is_real(g->dtype))) {
+    const int wide = p->dtype == MIXP_F64 || (g && g->dtype == MIXP_F64);
+    if ((!mixpi_is_real(p->dtype) && p->dtype != MIXP_F64) ||
+        (g && !mixpi_is_real(g->dtype) && g->dtype != MIXP_F64)) {
         code = MIXP_ERR_DTYPE;
-        wrong = "and its gradient must be f32, f16 or bf16";
+        wrong = "and its gradient must be f32, f64, f16 or bf16";
+    } else if (wide && (!g || mixpi_crew_of(opt->ctx))) {
+        code = MIXP_ERR_DTYPE;
+        wrong = g ? "or its gradient is f64, which ranks do not exchange: use f32"
+                  : "is f64, which no operator differentiates: pass your own gradient, or use f32";
     } else if (g && g->count != p->count) {
         return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
             "mixp_optimizer_add: '%s' and its gradient differ in their number of elements: %.0f "
@@ -125,6 +144,7 @@ static mixp_result mixpi_add_check(
         wrong =
             "is a view without a gradient: pass a gradient, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_crew_add_wrong(opt, p, g);
+    if (!wrong && width) wrong = mixpi_rows_wrong(opt, p, g);
 
     /* Refuse what this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
@@ -187,7 +207,7 @@ static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dt
 /* Lays out the states of a row. */
 static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row, mixpi_layout *lay) {
     const int m = mixpi_has_m(&opt->plan), v = mixpi_has_v(opt->plan.kind);
-    const int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
+    const int master = mixpi_is_low(row->weight_dtype) && !opt->no_master;
     const int64_t blocks = mixpi_state_blocks(row);
     row->missed = (int64_t *)(void *)lay->memory;
     lay->used = 64;

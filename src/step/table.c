@@ -63,7 +63,7 @@ static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const
                 who, p->name);
 
         /* A weight below f32 has a master, which would be refreshed. */
-        if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        if (!mixpi_is_low(p->dtype) || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                 "%s: '%s' has %d optimizers; a captured step cannot copy one optimizer's update "

@@ -51,7 +51,7 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
 
 /* The low dtype in which a row's gradient is, or would be, stored. */
 static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
-    if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
+    if (row->active && mixpi_is_low(row->grad_dtype)) return row->grad_dtype;
     return mixpi_row_low_weight(row);
 }
 
@@ -69,7 +69,7 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) {
         const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
-        if (!row->active) continue;
+        if (!row->active || row->pitch || row->grad_dtype == MIXP_F64) continue;
         mixp_look_args k = mixpi_look_at(mixpi_in(row->grad, row->grad_dtype), row->count,
             mixpi_row_low(row), &opt->tally[i].look);
         k.exponents = opt->tally[i].exponents;
@@ -125,7 +125,7 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
 /* Adds a parameter's counts to out; mixp_optimizer_underflow turns the sums into shares. */
 static void mixpi_underflow_join(
     mixp_underflow *out, const mixpi_grad_tally *t, const mixp_param_row *row) {
-    const int stored_low = row->active && row->grad_dtype != MIXP_F32;
+    const int stored_low = row->active && mixpi_is_low(row->grad_dtype);
     int i;
     mixpi_look_add(&out->look, &t->look);
     for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];

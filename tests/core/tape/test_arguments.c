@@ -641,8 +641,8 @@ static void added(void) {
     step = mixp_activation(ctx, MIXP_F32, 1, four);
     CHECK_INT(mixp_optimizer_add(NULL, w, g), MIXP_ERR_ARGUMENT);
     REFUSED(ctx, mixp_optimizer_add(opt, NULL, g), MIXP_ERR_ARGUMENT, "param is NULL");
-    REFUSED(ctx, mixp_optimizer_add(opt, ids, g), MIXP_ERR_DTYPE, "must be f32, f16 or bf16");
-    REFUSED(ctx, mixp_optimizer_add(opt, w, ids), MIXP_ERR_DTYPE, "must be f32, f16 or bf16");
+    REFUSED(ctx, mixp_optimizer_add(opt, ids, g), MIXP_ERR_DTYPE, "must be f32, f64, f16 or bf16");
+    REFUSED(ctx, mixp_optimizer_add(opt, w, ids), MIXP_ERR_DTYPE, "must be f32, f64, f16 or bf16");
     REFUSED(ctx, mixp_optimizer_add(opt, w, same), MIXP_ERR_ARGUMENT, "is its own gradient");
     REFUSED(ctx, mixp_optimizer_add(opt, step, g), MIXP_ERR_ARGUMENT, "lives for one step only");
     REFUSED(ctx, mixp_optimizer_add(opt, w, step), MIXP_ERR_ARGUMENT, "lives for one step only");
