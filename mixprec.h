@@ -2860,20 +2860,45 @@ typedef struct mixp_norm_backward_args {
  * is written. An asynchronous device cannot check an index before its call returns: it writes NaN
  * to the result of that index, reports the error in the next call that waits or peeks (at the
  * latest with the verdict of the next step), and applies no step until then. */
+/* Bags: y[bag] is the sum, the mean or the maximum of the rows that the ids of the bag name, summed
+ * in f32 in the order of the ids, and rounded once; an empty bag gives 0. Bag i has the ids from
+ * offsets[i] to offsets[i + 1], the last bag those to `rows`; without offsets each bag has `width`
+ * ids. Offsets begin with 0, do not fall and do not exceed `rows`; others are treated as ids out of
+ * range are. */
+typedef enum mixp_bag_mode { MIXP_BAG_SUM, MIXP_BAG_MEAN, MIXP_BAG_MAX } mixp_bag_mode;
+typedef struct mixp_bags {
+    int64_t        count;       /* 0: each id is a row of its own, and no other field is read */
+    int64_t        width;
+    const int32_t *offsets;     /* device memory, or NULL                                  */
+    mixp_in        weights;     /* a factor for each id; data NULL: 1                      */
+    int64_t        padding;     /* an id that does not count                               */
+    mixp_bag_mode  mode;
+    int32_t       *largest;     /* MAX: [count, cols], the place among the ids of each maximum, -1
+                                   in an empty bag: written, or read if `follow`           */
+    int            follow;      /* 1: y takes the elements that `largest` names            */
+} mixp_bags;
+
 typedef struct mixp_embedding_args {
     int64_t        rows, cols, vocab;
     const int32_t *ids;
     mixp_in        table;
-    mixp_out       y;
+    mixp_out       y;           /* [rows, cols], or [bags.count, cols]                     */
+    mixp_bags      bags;
 } mixp_embedding_args;
 
 /* dtable[ids[i]] += dy[i] in increasing i, rounded once. Without accumulate, rows that no id names
- * become 0. On an asynchronous device an id out of range adds to no row. */
+ * become 0. On an asynchronous device an id out of range adds to no row. Of bags, dy[bag of i] is
+ * added, times the weight, divided by the number of ids that count (MEAN), or only where `largest`
+ * is i (MAX). */
 typedef struct mixp_embedding_backward_args {
     int64_t        rows, cols, vocab;
     const int32_t *ids;
     mixp_in        dy;
-    mixp_out       dtable;
+    mixp_out       dtable;      /* data NULL: not wanted                                   */
+    mixp_bags      bags;
+    mixp_in        table;       /* read for dweights                                       */
+    mixp_out       dweights;    /* [rows]: dweights[i] (+)= table[ids[i]] . dy[bag of i]; data NULL:
+                                   not wanted                                              */
 } mixp_embedding_backward_args;
 
 /* loss[0] = mean over the counted rows of lse(row) - row[target]. A target is in [0, cols), or
@@ -3538,9 +3563,9 @@ typedef struct mixp_scale_by_args {
  * dtype of a state identifies its kind. master: f32, bf16 (MIXP_MASTER_16BIT) or u8
  * (MIXP_MASTER_8BIT). m: f32, bf16, or f8_e4m3 in blocks. v: f32, bf16, or u8 in blocks. */
 typedef struct mixp_param_row {
-    void      *weight;          /* what the model reads: real                              */
-    void      *grad;            /* real                                                    */
-    void      *master;          /* master weight; NULL when weight is f32                  */
+    void      *weight;          /* what the model reads: real, or f64                      */
+    void      *grad;            /* real, or f64                                            */
+    void      *master;          /* master weight; NULL when weight is f32 or f64           */
     void      *m, *v;           /* moments; v NULL for SGD, m NULL without momentum        */
     mixp_f16  *low_f16;         /* copies for autocast, refreshed by the update, or NULL   */
     mixp_bf16 *low_bf16;
@@ -3557,6 +3582,9 @@ typedef struct mixp_param_row {
                                    averages: 1 - decay                                     */
     float     *third;           /* amsgrad: the largest v so far; centered: the mean gradient; or
                                    NULL                                                    */
+    int64_t    width, pitch;    /* pitch > 0: of each `pitch` elements the first `width` are
+                                   weights and gradients; the rest is padding, which no kernel
+                                   counts or changes                                       */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
@@ -3607,7 +3635,7 @@ typedef struct mixp_lost { int64_t updates, lost; } mixp_lost;
 
 /* The low dtype of a row's weight or of its low copy; f16 for a row without either. */
 MIXPREC_HD mixp_dtype mixpi_row_low_weight(const mixp_param_row *row) {
-    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    if (row->weight_dtype == MIXP_F16 || row->weight_dtype == MIXP_BF16) return row->weight_dtype;
     return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
 }
 
@@ -5258,14 +5286,14 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *
  * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
  * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
- * gather, embedding, scatter_add, index_add, softmax, log_softmax, cross_entropy, nll, mse, l1,
- * huber, smooth_l1, bce_with_logits, and functions made of these, such as mixp_mlp, var, std,
- * vector_norm, logsumexp, split, topk and sort. Not supported: layer_norm, rms_norm, attention,
- * rope, other losses, max (use mixp_topk with k = 1), prod, dropout (use mixp_bernoulli and
- * mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator that mixp_jvp
+ * gather, embedding, embedding_bag, scatter_add, index_add, softmax, log_softmax, cross_entropy,
+ * nll, mse, l1, huber, smooth_l1, bce_with_logits, and functions made of these, such as mixp_mlp,
+ * var, std, vector_norm, logsumexp, split, topk and sort. Not supported: layer_norm, rms_norm,
+ * attention, rope, other losses, max (use mixp_topk with k = 1), prod, dropout (use mixp_bernoulli
+ * and mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator that mixp_jvp
  * applies rounds. Under a recipe, products of tangents are bf16 products. The call takes up to
- * three times the time of the forward pass from x to y. Bits, threads and lifetime are those of
- * the operators.
+ * three times the time of the forward pass from x to y. Bits, threads and lifetime are those of the
+ * operators.
  *
  * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
  * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no
@@ -5431,6 +5459,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     add_layer_norm              both     a, b (, gamma, beta) all           add, then the norm
  *     add_rms_norm                both     a, b (, gamma)       all           add, then the norm
  *     embedding                   KEEP     table, ids           table
+ *     embedding_bag               KEEP     table, ids (, offsets, weights)  table, weights
  *     gather                      KEEP     x, ids               x
  *     where                       PROMOTE  mask, a, b           a, b          broadcasts
  *     masked_fill                 KEEP     x, mask              x             broadcasts
@@ -5722,6 +5751,22 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
  * negative padding counts from the end. MIXP_ERR_SHAPE: the table has no row `padding`. */
 MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
                                                mixp_tensor *ids, int64_t padding);
+/* KEEP. y[bags, c]: the sum, the mean or the maximum of the rows of table[vocab, c] that the ids of
+ * each bag name, as PyTorch's nn.EmbeddingBag: sparse inputs, without the memory of a row for each
+ * id. ids (i32) is [bags, width]; or [n] with offsets[bags] (i32), the first id of each bag. Sums
+ * are f32 in the order of the ids, rounded once. An empty bag gives 0.
+ *
+ * weights: NULL, or a factor for each id, with the shape of ids; only of a sum. padding: an id that
+ * does not count, also not in a mean, and whose row gets no gradient; negative counts from the end.
+ * Of equal maxima the first gets the gradient.
+ *
+ * Errors as in mixp_embedding_padded. MIXP_ERR_ARGUMENT: offsets do not begin with 0, fall, or
+ * exceed n (a GPU reports them later, like an id of mixp_embedding); a wrong mode. */
+#define MIXP_NO_PADDING INT64_MIN
+MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *table,
+                                            mixp_tensor *ids, mixp_tensor *offsets,
+                                            mixp_tensor *weights, mixp_bag_mode mode,
+                                            int64_t padding);
 /* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x; its other
  * dimensions have the sizes of x, or smaller sizes: then only the first elements of x are read.
  * Example: a target's log-probability with ids[rows, 1]. Errors as in mixp_embedding. Gradients of
@@ -5899,6 +5944,7 @@ typedef enum mixp_op_id {
     MIXP_OP_NLL,
     MIXP_OP_LOG2, MIXP_OP_LOG10, MIXP_OP_ACOS, MIXP_OP_ASIN, MIXP_OP_TAN, MIXP_OP_SINH,
     MIXP_OP_COSH, MIXP_OP_ERFINV, MIXP_OP_POWER, MIXP_OP_ATAN2, MIXP_OP_PRELU,
+    MIXP_OP_EMBEDDING_BAG,
     MIXP_OP_COUNT
 } mixp_op_id;
 
@@ -6312,7 +6358,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * MIXP_ERR_ARGUMENT: lr is negative or not finite; no group changes. */
 MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
 
-/* Adds a parameter (f32, f16 or bf16) to the newest group.
+/* Adds a parameter (f32, f16 or bf16; or f64, with a gradient of your own) to the newest group.
  *
  * grad NULL: uses the gradient that backward fills. A step in which the parameter got no gradient
  * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
@@ -6327,11 +6373,23 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the gradient in
  * between.
  *
+ * f64: a view of f64 trains as f32 does, with the bits of an f32 program if all values are f32. A
+ * step reads weight and gradient rounded to f32, and writes the new f32 value. So the weight is its
+ * own master, and states are f32. A gradient beyond f32 counts as Inf.
+ *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
- * parameter, where masters are stored beside bf16. MIXP_ERR_SHAPE: not a matrix, for Muon. */
+ * parameter, where masters are stored beside bf16; or f64 without a gradient of your own, or with
+ * ranks. MIXP_ERR_SHAPE: not a matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
+/* mixp_optimizer_add for views whose rows have a pitch: the last dimension of param and grad is the
+ * pitch, and its first `width` elements are the row. The rest is padding: not read as a gradient,
+ * not in norms, not written. mixp_optimizer_underflow leaves these rows and f64 gradients out.
+ * Errors as in mixp_optimizer_add; also MIXP_ERR_SHAPE: width is below 1 or above the pitch.
+ * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, or ranks. */
+MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor *param,
+                                                mixp_tensor *grad, int64_t width);
 
 /* Adds to the newest group each parameter of mixp_param whose name fits the pattern (* matches any
  * characters, ? matches one), that requires a gradient and has no optimizer. Oldest first; like
@@ -8255,6 +8313,36 @@ static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
     return -1;
 }
 
+/* The first id of bag i; of the bag after the last, the number of ids. */
+static int64_t mixpi_bag_first(const mixp_bags *b, int64_t rows, int64_t i) {
+    if (!b->offsets) return i * b->width;
+    return i < b->count ? b->offsets[i] : rows;
+}
+
+/* The number of ids of bag i that count. */
+static int64_t mixpi_bag_counted(const mixp_bags *b, const int32_t *ids, int64_t rows, int64_t i) {
+    int64_t n = 0;
+    const int64_t end = mixpi_bag_first(b, rows, i + 1);
+    for (int64_t j = mixpi_bag_first(b, rows, i); j < end; j++) n += ids[j] != b->padding;
+    return n;
+}
+
+/* The first bag whose offset is wrong; -1 = none. */
+static int64_t mixpi_bad_bag(const mixp_bags *b, int64_t rows) {
+    for (int64_t i = 0; i < b->count; i++) {
+        const int64_t first = mixpi_bag_first(b, rows, i), next = mixpi_bag_first(b, rows, i + 1);
+        if (first < 0 || first > rows || next < first || (i == 0 && first)) return i;
+    }
+    return -1;
+}
+
+/* Are the ids of an embedding, or of bags, out of range? */
+static int mixpi_bad_embedding(const int32_t *ids, int64_t rows, int64_t vocab,
+                               const mixp_bags *bags) {
+    if (!bags->count) return mixpi_bad_id(ids, rows, vocab, MIXPI_NO_INDEX) >= 0;
+    return mixpi_bad_id(ids, rows, vocab, bags->padding) >= 0 || mixpi_bad_bag(bags, rows) >= 0;
+}
+
 /* Returns the error of norm's arguments, or MIXP_OK. */
 static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
@@ -8288,6 +8376,8 @@ typedef struct mixpi_embedding_back_job {
     const mixp_embedding_backward_args *k;
     int64_t *first;             /* first row of each id; -1 = none                         */
     int64_t *next;              /* next row with the same id; -1 = none                    */
+    int64_t *bag;               /* the bag of each id                                      */
+    float   *factor;            /* by which its gradient is multiplied                     */
 } mixpi_embedding_back_job;
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
@@ -8296,17 +8386,38 @@ static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *me
     if (memory) {
         job->first = (int64_t *)memory;
         job->next = job->first + ids;
+        if (job->k->bags.count) job->bag = job->next + rows;
+        if (job->k->bags.count) job->factor = (float *)(void *)(job->bag + rows);
     }
-    return (ids + rows) * sizeof(int64_t);
+    return (ids + rows) * sizeof(int64_t) +
+           (job->k->bags.count ? rows * (sizeof(int64_t) + sizeof(float)) : 0);
+}
+
+/* Sets the bag and the factor of each id. */
+static void mixpi_embedding_back_bags(const mixpi_embedding_back_job *job) {
+    const mixp_embedding_backward_args *k = job->k;
+    const mixp_bags *b = &k->bags;
+    for (int64_t i = 0; i < b->count; i++) {
+        const int64_t end = mixpi_bag_first(b, k->rows, i + 1);
+        const float n = b->mode == MIXP_BAG_MEAN
+                            ? (float)mixpi_bag_counted(b, k->ids, k->rows, i)
+                            : 1.0f;
+        for (int64_t j = mixpi_bag_first(b, k->rows, i); j < end; j++) {
+            job->bag[j] = i;
+            job->factor[j] = b->weights.data ? mixp_get(b->weights, j) : 1.0f / n;
+        }
+    }
 }
 
 static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
     const mixp_embedding_backward_args *k = job->k;
     for (int64_t i = 0; i < k->vocab; i++) job->first[i] = -1;
     for (int64_t i = k->rows - 1; i >= 0; i--) {
+        if (k->bags.count && k->ids[i] == k->bags.padding) continue;
         job->next[i] = job->first[k->ids[i]];
         job->first[k->ids[i]] = i;
     }
+    if (k->bags.count) mixpi_embedding_back_bags(job);
 }
 
 /* Elements of work for an id: the average number of rows of dy per id, times the columns. */
@@ -9093,19 +9204,28 @@ static mixp_result mixpi_cpu_norm_backward(
 }
 
 static mixp_result mixpi_cpu_embedding(
-    const mixp_exec *x, const mixp_embedding_args *k, mixpi_unit row) {
-    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    const mixp_exec *x, const mixp_embedding_args *k, mixpi_unit row, mixpi_unit bag) {
+    const int64_t bags = k->bags.count;
+    if (!mixpi_reads(k->table) || !mixpi_writes(k->y) || !mixpi_may_read(k->bags.weights))
+        return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_embedding(k->ids, k->rows, k->vocab, &k->bags)) return MIXP_ERR_ARGUMENT;
+    if (bags) return mixpi_each_unit(x, bags, mixpi_ceil_div(k->rows, bags) * k->cols, bag, k);
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
 static mixp_result mixpi_cpu_embedding_backward(
-    const mixp_exec *x, const mixp_embedding_backward_args *k, mixpi_unit row) {
-    mixpi_embedding_back_job job = { k, NULL, NULL };
+    const mixp_exec *x, const mixp_embedding_backward_args *k, mixpi_unit row, mixpi_unit weights) {
+    mixpi_embedding_back_job job = { k, NULL, NULL, NULL, NULL };
+    const int64_t bags = k->bags.count;
     void *memory;
-    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dtable) || !mixpi_may_read(k->bags.weights) ||
+        !mixpi_may_read(k->table) || !mixpi_may_write(k->dweights))
+        return MIXP_ERR_DTYPE;
+    if (mixpi_bad_embedding(k->ids, k->rows, k->vocab, &k->bags)) return MIXP_ERR_ARGUMENT;
+    if (k->dweights.data && bags)
+        mixpi_each_unit(x, bags, mixpi_ceil_div(k->rows, bags) * k->cols, weights, k);
+    if (!k->dtable.data) return MIXP_OK;
     memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_embedding_back_carve(&job, memory);
@@ -10271,10 +10391,36 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
     }
 }
 
+/* Room for the bytes of a block, of any dtype. */
+typedef struct mixpi_kept { char bytes[MIXPI_BLOCK * sizeof(double)]; } mixpi_kept;
+
+/* Keeps n elements of an array of a row with padding, from `first` on. */
+static void mixpi_padding_keep(
+    mixpi_kept *kept, const void *array, mixp_dtype dtype, int64_t first, int64_t n) {
+    const size_t size = mixp_dtype_size(dtype);
+    memcpy(kept->bytes, (const char *)array + (size_t)first * size, (size_t)n * size);
+}
+
+/* Writes the padding among n elements of an array: what was kept, or zeros. */
+static void mixpi_padding_put(const mixp_param_row *row, void *array, mixp_dtype dtype,
+    int64_t first, int64_t n, const mixpi_kept *kept) {
+    const size_t size = mixp_dtype_size(dtype);
+    for (int64_t i = 0; i < n; i++) {
+        char *to = (char *)array + (size_t)(first + i) * size;
+        if ((first + i) % row->pitch < row->width) continue;
+        if (kept) memcpy(to, kept->bytes + (size_t)i * size, size);
+        else memset(to, 0, size);
+    }
+}
+
 /* Clears a piece of a gradient after its last read. */
 static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
-    size_t size = mixp_dtype_size(row->grad_dtype);
-    if (row->active == 2) memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+    const size_t size = mixp_dtype_size(row->grad_dtype);
+    char *from = (char *)row->grad + (size_t)first * size;
+    if (row->active != 2) return;
+    if (!row->pitch) memset(from, 0, (size_t)n * size);
+    for (int64_t i = 0; row->pitch && i < n; i++)
+        if ((first + i) % row->pitch < row->width) memset(from + (size_t)i * size, 0, size);
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
@@ -11337,7 +11483,7 @@ MIXPI_SMALL_END
  * The inner loop of a kernel reads only f32: the array itself if it is f32, otherwise a small
  * buffer that stays in L1. Each kernel is therefore written once and takes every mix of dtypes. */
 MIXPI_V int MIXPI_P(size)(mixp_dtype d)
-{ return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : 1; }
+{ return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : d == MIXP_F64 ? 8 : 1; }
 
 /* Prefetches the cache lines of n elements from i on. The elements need not exist. */
 MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
@@ -11410,6 +11556,10 @@ MIXPI_RARE void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, 
     const size_t left = (size_t)(n - whole);
     unsigned char rest[32] = { 0 };
     float end[16];
+    if (from == MIXP_F64) {     /* of an optimizer's rows */
+        for (int64_t i = 0; i < n; i++) ((float *)dst)[i] = (float)((const double *)src)[i];
+        return;
+    }
     if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, whole);
     if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, whole);
     if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, whole);
@@ -11425,6 +11575,10 @@ MIXPI_RARE void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, i
     const size_t left = (size_t)(n - whole);
     float rest[16] = { 0 };
     unsigned char end[32];
+    if (to == MIXP_F64) {
+        for (int64_t i = 0; i < n; i++) ((double *)dst)[i] = (double)((const float *)src)[i];
+        return;
+    }
     if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, whole);
     if (to == MIXP_BF16) MIXPI_P(run_bf16)(dst, src, whole);
     if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, whole);
@@ -13032,7 +13186,66 @@ MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
     MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
-MIXPI_KERNEL(embedding, mixpi_cpu_embedding, mixp_embedding_args, MIXPI_P(embedding_row))
+/* y = f x + y */
+MIXPI_K void MIXPI_P(floats_add_times)(float *y, float f, const float *x, int64_t n) {
+    const mixpi_v by = mixpi_vset(f);
+    int64_t j;
+    for (j = 0; j + 16 <= n; j += 16)
+        mixpi_vstore(y + j, mixpi_vfma(by, mixpi_vload(x + j), mixpi_vload(y + j)));
+    for (; j < n; j++) y[j] = mixpi_fmaf(f, x[j], y[j]);
+}
+
+/* The maxima of n columns of a bag, from column i on, and the places of their ids, first -1. A NaN
+ * is the maximum. */
+MIXPI_RARE void MIXPI_P(bag_max)(const mixp_embedding_args *k, int64_t bag, int64_t i, int64_t n,
+                                 float *top) {
+    const mixp_bags *b = &k->bags;
+    const int64_t end = mixpi_bag_first(b, k->rows, bag + 1);
+    int32_t *at = b->largest + bag * k->cols + i;
+    float buf[MIXPI_BLOCK];
+    for (int64_t c = 0; b->follow && c < n; c++)
+        if (at[c] >= 0)
+            top[c] = MIXPI_P(read_one)(k->table, (int64_t)k->ids[at[c]] * k->cols + i + c);
+    if (b->follow) return;
+    for (int64_t c = 0; c < n; c++) at[c] = -1;
+    for (int64_t j = mixpi_bag_first(b, k->rows, bag); j < end; j++) {
+        if (k->ids[j] == b->padding) continue;
+        const float *x = MIXPI_P(read)(k->table, (int64_t)k->ids[j] * k->cols + i, n, buf);
+        for (int64_t c = 0; c < n; c++) {
+            const int is_nan = (mixp_bits_of_f32(x[c]) & 0x7FFFFFFFu) > 0x7F800000u;
+            const int has_nan = (mixp_bits_of_f32(top[c]) & 0x7FFFFFFFu) > 0x7F800000u;
+            if (at[c] >= 0 && (has_nan || !(is_nan || x[c] > top[c]))) continue;
+            top[c] = x[c];
+            at[c] = (int32_t)j;
+        }
+    }
+}
+
+/* The sum, mean or maximum of the rows of a bag, rounded once. */
+MIXPI_K void MIXPI_P(embedding_bag)(const void *args, int64_t bag) {
+    const mixp_embedding_args *k = (const mixp_embedding_args *)args;
+    const mixp_bags *b = &k->bags;
+    const int64_t first = mixpi_bag_first(b, k->rows, bag);
+    const int64_t end = mixpi_bag_first(b, k->rows, bag + 1);
+    const int64_t counted = mixpi_bag_counted(b, k->ids, k->rows, bag);
+    float sum[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    MIXPI_BLOCKS(i, n, k->cols) {
+        memset(sum, 0, sizeof sum);
+        if (b->mode == MIXP_BAG_MAX) MIXPI_P(bag_max)(k, bag, i, n, sum);
+        for (int64_t j = first; j < end && b->mode != MIXP_BAG_MAX; j++) {
+            if (k->ids[j] == b->padding) continue;
+            const float *x = MIXPI_P(read)(k->table, (int64_t)k->ids[j] * k->cols + i, n, buf);
+            if (!b->weights.data) MIXPI_P(floats_add)(sum, sum, x, n);
+            else MIXPI_P(floats_add_times)(sum, MIXPI_P(read_one)(b->weights, j), x, n);
+        }
+        for (int64_t c = 0; c < n && b->mode == MIXP_BAG_MEAN && counted; c++)
+            sum[c] /= (float)counted;
+        MIXPI_P(write)(k->y, bag * k->cols + i, n, sum);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k)
+{ return mixpi_cpu_embedding(x, k, MIXPI_P(embedding_row), MIXPI_P(embedding_bag)); }
 
 /* A row of dtable: adds the rows of dy on its list, and rounds once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
@@ -13048,15 +13261,39 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
         if (k->dtable.accumulate)
             memcpy(sum, MIXPI_P(read)(had, at + i, n, buf), (size_t)n * sizeof(float));
         for (row = job->first[id]; row >= 0; row = job->next[row]) {
-            const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, buf);
-            MIXPI_P(floats_add)(sum, sum, dy, n);
+            const int64_t from = (job->bag ? job->bag[row] : row) * k->cols + i;
+            const float *dy = MIXPI_P(read)(k->dy, from, n, buf);
+            if (!job->bag) MIXPI_P(floats_add)(sum, sum, dy, n);
+            else if (k->bags.mode != MIXP_BAG_MAX)
+                MIXPI_P(floats_add_times)(sum, job->factor[row], dy, n);
+            for (int64_t c = 0; k->bags.largest && c < n; c++)
+                if (k->bags.largest[from + c] == row) sum[c] += dy[c];
         }
         MIXPI_P(write)(sums, at + i, n, sum);
     }
 }
 
-MIXPI_KERNEL(embedding_backward, mixpi_cpu_embedding_backward, mixp_embedding_backward_args,
-             MIXPI_P(embedding_back_row))
+/* The gradients of a bag's weights. */
+MIXPI_K void MIXPI_P(embedding_back_weights)(const void *args, int64_t bag) {
+    const mixp_embedding_backward_args *k = (const mixp_embedding_backward_args *)args;
+    const int64_t end = mixpi_bag_first(&k->bags, k->rows, bag + 1);
+    float row[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    for (int64_t j = mixpi_bag_first(&k->bags, k->rows, bag); j < end; j++) {
+        const int64_t at = (int64_t)k->ids[j] * k->cols;
+        float sum = 0.0f;
+        MIXPI_BLOCKS(i, n, k->ids[j] == k->bags.padding ? 0 : k->cols) {
+            const float *x = MIXPI_P(read)(k->table, at + i, n, row);
+            sum += MIXPI_P(floats_dot)(x, MIXPI_P(read)(k->dy, bag * k->cols + i, n, buf), n);
+        }
+        MIXPI_P(write)(k->dweights, j, 1, &sum);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
+                                                const mixp_embedding_backward_args *k) {
+    return mixpi_cpu_embedding_backward(x, k, MIXPI_P(embedding_back_row),
+                                        MIXPI_P(embedding_back_weights));
+}
 
 /* --- losses --- */
 
@@ -16287,44 +16524,53 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
     return mixpi_vsum(mixpi_vadd(s0, s1));
 }
 
-/* One chunk of grad_stats or of clip. It looks for Inf and NaN after unscaling: the inverse of a
- * scale is finite and not 0, so Inf and NaN stay. */
+/* n elements of a chunk of grad_stats or of clip. It looks for Inf and NaN after unscaling: the
+ * inverse of a scale is finite and not 0, so Inf and NaN stay. */
+MIXPI_V void MIXPI_P(gather_block)(const mixpi_chunk_job *job, mixpi_chunk *c, mixp_out grad,
+                                   int64_t i, int n) {
+    float buf[MIXPI_BLOCK], largest = 0.0f, factor = job->factor, squares = 0.0f;
+    const float *x = MIXPI_P(held)(grad, i, n, buf);
+    if (job->write == MIXPI_CHUNK_SCALE) {      /* unused sums are compiled away */
+        (void)MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+        MIXPI_P(placed)(grad, i, n, buf);
+        return;
+    }
+
+    /* Unscaling in place: the statistics are of the values rounded to the gradient's dtype. */
+    if (job->write) {
+        squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+        MIXPI_P(placed)(grad, i, n, buf);
+        x = MIXPI_P(held)(grad, i, n, buf);
+        factor = 1.0f;
+    }
+    if (!job->write || grad.dtype != MIXP_F32)
+        squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
+
+    /* The sum is not finite (overflow, Inf, NaN), or has lost small squares. */
+    if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
+        (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
+        mixpi_look_closely(c, x, n, factor, i);
+        return;
+    }
+    c->squares += (double)squares;
+    if (largest > c->largest) c->largest = largest;
+}
+
+/* One chunk of grad_stats or of clip. Padding is 0 while its block is looked at. */
 MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
     const mixp_param_row *row = &job->rows[c->row];
     const mixp_out grad = mixpi_out_to(row->grad, row->grad_dtype, 0);
-    int64_t i, end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
-    float buf[MIXPI_BLOCK], largest = 0.0f;
+    const int64_t end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
+    mixpi_kept kept;
     (void)worker;
-    for (i = c->first; i < end; i += MIXPI_BLOCK) {
-        int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *x = MIXPI_P(held)(grad, i, n, buf);
-        float factor = job->factor, squares = 0.0f;
-        if (job->write == MIXPI_CHUNK_SCALE) {      /* unused sums are compiled away */
-            (void)MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
-            MIXPI_P(placed)(grad, i, n, buf);
-            continue;
-        }
-
-        /* Unscaling in place: the statistics are of the values rounded to the gradient's dtype. */
-        if (job->write) {
-            squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
-            MIXPI_P(placed)(grad, i, n, buf);
-            x = MIXPI_P(held)(grad, i, n, buf);
-            factor = 1.0f;
-        }
-        if (!job->write || grad.dtype != MIXP_F32)
-            squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
-
-        /* The sum is not finite (overflow, Inf, NaN), or has lost small squares. */
-        if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
-            (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
-            mixpi_look_closely(c, x, n, factor, i);
-            continue;
-        }
-        c->squares += (double)squares;
-        if (largest > c->largest) c->largest = largest;
+    for (int64_t i = c->first; i < end; i += MIXPI_BLOCK) {
+        const int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        if (row->pitch) mixpi_padding_keep(&kept, grad.data, grad.dtype, i, n);
+        if (row->pitch) mixpi_padding_put(row, grad.data, grad.dtype, i, n, NULL);
+        MIXPI_P(gather_block)(job, c, grad, i, n);
+        if (row->pitch) mixpi_padding_put(row, grad.data, grad.dtype, i, n, &kept);
     }
 }
 
@@ -17005,6 +17251,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
     float was[MIXPI_BLOCK];
+    mixpi_kept kept[2];         /* of a row with padding: the gradient, the weight */
     mixpi_stretch_room room;
     mixpi_stretch s;
     mixp_step_scalars late;
@@ -17023,6 +17270,13 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     s.key = mixpi_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        if (row->pitch) {
+            mixpi_padding_keep(&kept[0], row->grad, row->grad_dtype, i, n);
+            mixpi_padding_keep(&kept[1], row->weight, row->weight_dtype, i, n);
+            mixpi_padding_put(row, row->grad, row->grad_dtype, i, n, NULL);
+            mixpi_padding_put(row, row->weight, row->weight_dtype, i, n, NULL);
+            if (row->master) mixpi_padding_put(row, row->master, row->master_dtype, i, n, NULL);
+        }
 
         /* The update of a block, by the fastest function that its states allow. */
         MIXPI_P(stretch_begin)(&s, i, n);
@@ -17045,6 +17299,9 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         if (row->low_bf16)
             MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, s.p);
         mixpi_clear_grad(row, i, n);
+        if (!row->pitch) continue;
+        mixpi_padding_put(row, row->grad, row->grad_dtype, i, n, &kept[0]);
+        mixpi_padding_put(row, row->weight, row->weight_dtype, i, n, &kept[1]);
     }
     mixpi_vfence();
 }
@@ -23475,6 +23732,7 @@ static const char *const mixpi_input_names[][4] = {
     { "layer_norm", "x", "gamma", "beta" },
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
+    { "embedding_bag", "table", "ids", "offsets" },
     { "cross_entropy", "logits", "targets", "" },
     { "linear_cross_entropy", "x", "w", "targets" },
     { "mse", "x", "target", "" },
@@ -28611,6 +28869,140 @@ MIXPREC_API mixp_tensor *mixp_sort(
     a.smallest = !descending;
     return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, dim, &a, indices);
 }
+/* --- embedding_bag: inputs table, ids, offsets, weights ------------------------------------- */
+
+typedef struct mixpi_bagged {
+    mixp_embedding_args k;
+    int64_t      padding;       /* as the caller gave it                                   */
+    mixp_tensor *follow;        /* the places of the maxima; NULL: forward finds them      */
+} mixpi_bagged;
+
+/* Sets the bags of k, and checks the shapes of ids, offsets and weights. */
+static mixp_result mixpi_bags_of(mixp_call *c, mixp_embedding_args *k) {
+    const mixp_tensor *ids = c->in[1], *offsets = c->in[2], *weights = c->in[3];
+    mixp_bags *b = &k->bags;
+    if (!offsets && ids->rank != 2)
+        return mixpi_bad_shapes(c, "ids[bags, width], or ids[n] with offsets[bags]");
+    if (offsets && (ids->rank != 1 || offsets->rank != 1))
+        return mixpi_bad_shapes(c, "ids[n] and offsets[bags]");
+    if (weights && !mixpi_shapes_equal(weights, ids))
+        return mixpi_bad_shapes(c, "weights need the shape of ids");
+    b->count = offsets ? offsets->shape[0] : ids->shape[0];
+    b->width = offsets ? 0 : ids->shape[1];
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_bag_infer(mixp_call *c) {
+    mixpi_bagged *p = (mixpi_bagged *)c->attrs;
+    const mixp_tensor *table = c->in[0], *weights = c->in[3];
+    mixp_bags *b = &p->k.bags;
+    mixp_result r = mixpi_need_indices(c);
+    if (r != MIXP_OK) return r;
+    if (c->in[2] && c->in[2]->dtype != MIXP_I32)
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+            "embedding_bag: offsets are %s; they must be i32", mixp_dtype_name(c->in[2]->dtype));
+    if (weights && !mixpi_is_real(weights->dtype))
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+            "embedding_bag: weights are %s; they must be f32, f16 or bf16",
+            mixp_dtype_name(weights->dtype));
+    if (table->rank != 2) return mixpi_bad_shapes(c, "table[vocab, c]");
+    r = mixpi_bags_of(c, &p->k);
+    if (r != MIXP_OK) return r;
+
+    /* The padding, and what a mode excludes. */
+    const int64_t vocab = table->shape[0];
+    const int is_padded = p->padding != MIXP_NO_PADDING;
+    b->padding = is_padded && p->padding < 0 ? p->padding + vocab : p->padding;
+    if (is_padded && (b->padding < 0 || b->padding >= vocab))
+        return mixpi_bad_shapes(c, "padding must be a row of the table, or MIXP_NO_PADDING");
+    if ((unsigned)b->mode > MIXP_BAG_MAX || (weights && b->mode != MIXP_BAG_SUM))
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+            "embedding_bag: the mode must be MIXP_BAG_SUM, or, without "
+            "weights, MIXP_BAG_MEAN or MIXP_BAG_MAX");
+
+    const int64_t shape[2] = { b->count, table->shape[1] };
+    mixp_call_reads(c, 0, 1u << 1 | 1u << 2 | 1u << 3);
+    mixp_call_reads(c, 3, 1u | 1u << 1 | 1u << 2);
+    return mixp_call_output(c, table->dtype, 2, shape);
+}
+
+/* Names the bag whose offset is wrong, or the id. */
+static mixp_result mixpi_bad_bags(mixp_call *c, const mixp_embedding_args *k) {
+    const int64_t i = c->ctx->device->download ? -1 : mixpi_bad_bag(&k->bags, k->rows);
+    if (i < 0) return mixpi_bad_index(c, 1, "id", k->vocab, MIXPI_NO_INDEX);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+        "embedding_bag: the offset of bag %.0f is %d: offsets begin with 0, do "
+        "not fall, and are at most the number of ids, %.0f",
+        (double)i, (int)k->bags.offsets[i], (double)k->rows);
+}
+
+static void mixpi_bag_arrays(const mixp_call *c, mixp_embedding_args *k) {
+    k->rows = c->in[1]->count;
+    k->cols = c->in[0]->shape[1];
+    k->vocab = c->in[0]->shape[0];
+    k->ids = (const int32_t *)c->in[1]->data;
+    k->table = mixpi_call_x(c, 0);
+    k->bags.offsets = c->in[2] ? (const int32_t *)c->in[2]->data : NULL;
+    if (c->in[3]) k->bags.weights = mixpi_call_x(c, 3);
+    if (c->saved[0]) k->bags.largest = (int32_t *)c->saved[0]->data;
+}
+
+static mixp_result mixpi_bag_forward(mixp_call *c) {
+    mixpi_bagged *p = (mixpi_bagged *)c->attrs;
+    mixp_embedding_args *k = &p->k;
+    mixp_result r;
+    if (p->follow) c->saved[0] = p->follow;
+    else if (k->bags.mode == MIXP_BAG_MAX && !mixp_call_save(c, 0, MIXP_I32, 2, c->out->shape))
+        return MIXP_ERR_MEMORY;
+    k->bags.follow = p->follow != NULL;
+    mixpi_bag_arrays(c, k);
+    k->y = mixpi_call_y(c);
+    r = MIXPI_RUN(c, embedding, k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_bags(c, k) : r;
+}
+
+static mixp_result mixpi_bag_backward(mixp_call *c) {
+    mixp_embedding_args forward = ((const mixpi_bagged *)c->attrs)->k;
+    mixp_embedding_backward_args k;
+    mixpi_bag_arrays(c, &forward);
+    memset(&k, 0, sizeof k);
+    k.rows = forward.rows;
+    k.cols = forward.cols;
+    k.vocab = forward.vocab;
+    k.ids = forward.ids;
+    k.bags = forward.bags;
+    k.dy = mixpi_call_dy(c);
+    k.dtable = mixpi_call_dx(c, 0);
+    if (c->in[3]) k.dweights = mixpi_call_dx(c, 3);
+    if (k.dweights.data) k.table = mixpi_call_x(c, 0);
+    return k.dtable.data || k.dweights.data ? MIXPI_RUN(c, embedding_backward, &k) : MIXP_OK;
+}
+
+static mixp_tensor *mixpi_bag_apply(mixp_context *ctx, mixp_tensor *table, mixp_tensor *const *rest,
+    mixp_tensor *weights, const mixpi_bagged *p) {
+    mixp_tensor *in[4] = { table, rest[0], rest[1], weights };
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_EMBEDDING_BAG), 4, in, 2, p);
+}
+
+/* The tangent: linear in the table, of whose maxima the places stay, and in the weights. */
+static mixp_tensor *mixpi_bag_tangent(mixp_call *c, mixp_tensor *dtable, mixp_tensor *dweights) {
+    mixpi_bagged p = *(const mixpi_bagged *)c->attrs;
+    mixp_tensor *a = NULL, *b = NULL;
+    p.follow = c->saved[0];
+    if (dtable) a = mixpi_bag_apply(c->ctx, dtable, c->in + 1, c->in[3], &p);
+    if (dweights) b = mixpi_bag_apply(c->ctx, c->in[0], c->in + 1, dweights, &p);
+    return a && b ? mixp_add(c->ctx, a, b) : a ? a : b;
+}
+
+MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids,
+    mixp_tensor *offsets, mixp_tensor *weights, mixp_bag_mode mode, int64_t padding) {
+    mixp_tensor *rest[2] = { ids, offsets };
+    mixpi_bagged p;
+    memset(&p, 0, sizeof p);
+    p.k.bags.mode = mode;
+    p.padding = padding;
+    return mixpi_bag_apply(ctx, table, rest, weights, &p);
+}
 /* --- min, argmin, logsumexp, var, std, vector_norm: made of others ------------------------- */
 
 /* Can `name` reduce x along dim? */
@@ -29708,7 +30100,9 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_UNARY_ROW(log2, F32), MIXPI_UNARY_ROW(log10, F32), MIXPI_UNARY_ROW(acos, F32),
         MIXPI_UNARY_ROW(asin, F32), MIXPI_UNARY_ROW(tan, F32), MIXPI_UNARY_ROW(sinh, F32),
         MIXPI_UNARY_ROW(cosh, F32), MIXPI_UNARY_ROW(erfinv, F32), MIXPI_PAIR_ROW(power, F32),
-        MIXPI_PAIR_ROW(atan2, PROMOTE), MIXPI_PAIR_ROW(prelu, LOW)
+        MIXPI_PAIR_ROW(atan2, PROMOTE), MIXPI_PAIR_ROW(prelu, LOW),
+        MIXPI_ROW(embedding_bag, KEEP, sizeof(mixpi_bagged), mixpi_bag_infer, mixpi_bag_forward,
+                  mixpi_bag_backward)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
@@ -30069,6 +30463,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     case MIXP_OP_SLICE: case MIXP_OP_WHERE: case MIXP_OP_GATHER: case MIXP_OP_SCATTER_ADD:
     case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: case MIXP_OP_NLL:
         return mixpi_applied_tangent(c);
+    case MIXP_OP_EMBEDDING_BAG:
+        return mixpi_bag_tangent(c, d, c->in[3] ? mixpi_tangent(c, 3) : NULL);
     case MIXP_OP_SOFTMAX: case MIXP_OP_LOG_SOFTMAX:
         return mixpi_softmax_tangent(c, id == MIXP_OP_LOG_SOFTMAX);
     case MIXP_OP_CROSS_ENTROPY: return mixpi_entropy_tangent(c);
@@ -31499,7 +31895,7 @@ static int mixpi_keeps_f32(const mixp_optimizer *opt, const mixp_tensor *p) {
 }
 
 static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p) {
-    return opt->states.master != MIXP_MASTER_F32 && p->dtype != MIXP_F32 &&
+    return opt->states.master != MIXP_MASTER_F32 && mixpi_is_low(p->dtype) &&
            !mixpi_keeps_f32(opt, p);
 }
 
@@ -31544,14 +31940,33 @@ static const char *mixpi_add_clash(
     return NULL;
 }
 
-/* Can p be added? Reports the first problem. */
+/* Returns why this optimizer cannot train rows of p with padding, or NULL. */
+static const char *mixpi_rows_wrong(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
+    if (!g || g->rank != p->rank || memcmp(g->shape, p->shape, sizeof g->shape))
+        return "has rows with padding: pass a gradient of the same shape";
+    if (opt->muon) return "has rows with padding, but Muon needs dense rows";
+    if (mixpi_master_is_split(opt, p))
+        return "has rows with padding: use MIXP_MASTER_F32, because smaller masters need dense "
+               "rows";
+    if (mixpi_crew_of(opt->ctx)) return "has rows with padding, which ranks do not exchange";
+    return NULL;
+}
+
+/* Can p be added? width: elements of a row that count; 0 = all. Reports the first problem. */
 static mixp_result mixpi_add_check(
-    mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
+    mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g, int64_t width) {
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
-    if (!mixpi_is_real(p->dtype) || (g && !mixpi_is_real(g->dtype))) {
+    const int wide = p->dtype == MIXP_F64 || (g && g->dtype == MIXP_F64);
+    if ((!mixpi_is_real(p->dtype) && p->dtype != MIXP_F64) ||
+        (g && !mixpi_is_real(g->dtype) && g->dtype != MIXP_F64)) {
         code = MIXP_ERR_DTYPE;
-        wrong = "and its gradient must be f32, f16 or bf16";
+        wrong = "and its gradient must be f32, f64, f16 or bf16";
+    } else if (wide && (!g || mixpi_crew_of(opt->ctx))) {
+        code = MIXP_ERR_DTYPE;
+        wrong = g ? "or its gradient is f64, which ranks do not exchange: use f32"
+                  : "is f64, which no operator differentiates: pass your own gradient, or use f32";
     } else if (g && g->count != p->count) {
         return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
             "mixp_optimizer_add: '%s' and its gradient differ in their number of elements: %.0f "
@@ -31569,6 +31984,7 @@ static mixp_result mixpi_add_check(
         wrong =
             "is a view without a gradient: pass a gradient, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_crew_add_wrong(opt, p, g);
+    if (!wrong && width) wrong = mixpi_rows_wrong(opt, p, g);
 
     /* Refuse what this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
@@ -31631,7 +32047,7 @@ static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dt
 /* Lays out the states of a row. */
 static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row, mixpi_layout *lay) {
     const int m = mixpi_has_m(&opt->plan), v = mixpi_has_v(opt->plan.kind);
-    const int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
+    const int master = mixpi_is_low(row->weight_dtype) && !opt->no_master;
     const int64_t blocks = mixpi_state_blocks(row);
     row->missed = (int64_t *)(void *)lay->memory;
     lay->used = 64;
@@ -32035,12 +32451,13 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_optimizer_add(
-    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
+    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad, int64_t width) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-            "mixp_optimizer_add: param is NULL, or a tensor is of an earlier step");
-    mixp_result r = mixpi_add_check(opt, param, grad);
+            "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
+            "step");
+    mixp_result r = mixpi_add_check(opt, param, grad, width);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
 
@@ -32052,6 +32469,8 @@ static mixp_result mixpi_do_optimizer_add(
     row->count = param->count;
     row->group = opt->plan.n_groups - 1;
     row->tensor = (uint64_t)param->own.id;
+    row->width = width;
+    row->pitch = width ? param->shape[param->rank - 1] : 0;
     mixpi_row_kinds(opt, param, row);
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
@@ -32076,7 +32495,20 @@ static mixp_result mixpi_do_optimizer_add(
 
 MIXPREC_API mixp_result mixp_optimizer_add(
     mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
-    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_add(opt, param, grad));
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_add(opt, param, grad, 0));
+}
+
+MIXPREC_API mixp_result mixp_optimizer_add_rows(
+    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad, int64_t width) {
+    const int is_there = mixpi_is_tensor(param);
+    const int64_t pitch = is_there && param->rank ? param->shape[param->rank - 1] : 0;
+    if (opt && is_there && (width < 1 || width > pitch))
+        return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
+            "mixp_optimizer_add_rows: '%s' has rows of %.0f elements; width is %.0f and must be 1 "
+            "to that number",
+            param->name, (double)pitch, (double)width);
+    MIXPI_RETURN_INSIDE(
+        opt ? opt->ctx : NULL, mixpi_do_optimizer_add(opt, param, grad, width < pitch ? width : 0));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern) {
@@ -32185,7 +32617,7 @@ static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const
                 who, p->name);
 
         /* A weight below f32 has a master, which would be refreshed. */
-        if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        if (!mixpi_is_low(p->dtype) || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                 "%s: '%s' has %d optimizers; a captured step cannot copy one optimizer's update "
@@ -32535,7 +32967,7 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
 
 /* The low dtype in which a row's gradient is, or would be, stored. */
 static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
-    if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
+    if (row->active && mixpi_is_low(row->grad_dtype)) return row->grad_dtype;
     return mixpi_row_low_weight(row);
 }
 
@@ -32553,7 +32985,7 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) {
         const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
-        if (!row->active) continue;
+        if (!row->active || row->pitch || row->grad_dtype == MIXP_F64) continue;
         mixp_look_args k = mixpi_look_at(mixpi_in(row->grad, row->grad_dtype), row->count,
             mixpi_row_low(row), &opt->tally[i].look);
         k.exponents = opt->tally[i].exponents;
@@ -32609,7 +33041,7 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
 /* Adds a parameter's counts to out; mixp_optimizer_underflow turns the sums into shares. */
 static void mixpi_underflow_join(
     mixp_underflow *out, const mixpi_grad_tally *t, const mixp_param_row *row) {
-    const int stored_low = row->active && row->grad_dtype != MIXP_F32;
+    const int stored_low = row->active && mixpi_is_low(row->grad_dtype);
     int i;
     mixpi_look_add(&out->look, &t->look);
     for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
@@ -36622,6 +37054,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     switch (id) {
     case MIXP_OP_LINEAR: case MIXP_OP_MATMUL: case MIXP_OP_ADD: case MIXP_OP_MUL:
     case MIXP_OP_SCALE: case MIXP_OP_MEAN: case MIXP_OP_SCATTER_ADD: case MIXP_OP_INDEX_ADD:
+    case MIXP_OP_EMBEDDING_BAG:
         return MIXPI_ROUNDS;
     case MIXP_OP_SUB: case MIXP_OP_SWIGLU: case MIXP_OP_SWIGLU_PACKED:
         return MIXPI_ROUNDS | MIXPI_CUTS;

@@ -855,6 +855,7 @@ enum Fault {
     FAULT_TARGET,
     FAULT_LENGTH,
     FAULT_GATHER_ID,
+    FAULT_BAG_OFFSET,
     FAULT_FLUSHED
 };
 const int64_t fault_rows = (int64_t)1 << 29;
@@ -1093,7 +1094,8 @@ inline mixp_result report_fault(State *s) {
     /* Name the kernel, the index, its row and its range: one text for each Fault. */
     static const char *const texts[][3] = { { "", "", "" }, { "embedding", "id", "vocab)" },
         { "cross_entropy", "target", "cols)" }, { "attention", "length", "keys]" },
-        { "gather", "id", "n)" }, { "mixprec_cuda.cu", "", "" } };
+        { "gather", "id", "n)" }, { "embedding_bag", "offset", "ids], or falls" },
+        { "mixprec_cuda.cu", "", "" } };
     const char *const *text = texts[fault >> 61];
     if (fault >> 61 == FAULT_FLUSHED)
         return say(s, MIXP_ERR_DEVICE, text[0],
@@ -5723,7 +5725,11 @@ struct EmbeddingJob : mixp_embedding_args {
     FaultFlag fault;
     bool      wide;
 };
-struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
+struct EmbeddingBackJob : mixp_embedding_backward_args {
+    FaultFlag fault;
+    int32_t  *bag;              /* of bags: the bag of each id, and its factor             */
+    float    *factor;
+};
 
 /* Copies a row's bits with a warp: from element `from` of the table to element `to` of y. */
 __device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
@@ -5768,6 +5774,126 @@ __global__ void __launch_bounds__(team_threads, 4)
     }
 }
 
+/* --- bags --- */
+
+struct BagRange { int64_t first, end; };
+
+/* The ids of a bag. Notes an offset that falls or is out of range; the bag then has no ids. */
+__device__ inline BagRange bag_range(
+    const mixp_bags &b, int64_t rows, int64_t bag, const FaultFlag &fault, bool *good) {
+    BagRange r = { bag * b.width, (bag + 1) * b.width };
+    *good = true;
+    if (!b.offsets) return r;
+    r.first = b.offsets[bag];
+    r.end = bag + 1 < b.count ? b.offsets[bag + 1] : rows;
+    *good = r.first >= 0 && r.first <= rows && r.end >= r.first && r.end <= rows &&
+            (bag || r.first == 0);
+    if (*good) return r;
+    note_fault(fault, FAULT_BAG_OFFSET, bag, (int32_t)r.first);
+    r.first = r.end = 0;
+    return r;
+}
+
+__device__ inline bool is_nan_bits(float x) {
+    return (mixp_bits_of_f32(x) & 0x7FFFFFFFu) > 0x7F800000u;
+}
+
+/* One column of a bag: its sum, or its maximum with its place. */
+__device__ inline float bag_column(const EmbeddingJob &s, BagRange r, int64_t bag, int64_t col) {
+    const mixp_bags &b = s.bags;
+    int32_t *at = b.largest ? b.largest + bag * s.cols + col : NULL;
+    int32_t place = -1;
+    float y = 0.0f;
+    if (at && b.follow)
+        return *at >= 0 && is_id(s.ids[*at], s.vocab)
+                   ? get1(s.table, (int64_t)s.ids[*at] * s.cols + col)
+                   : 0.0f;
+    for (int64_t j = r.first; j < r.end; j++) {
+        const int32_t id = s.ids[j];
+        if (id == b.padding) continue;
+        const float x =
+            is_id(id, s.vocab) ? get1(s.table, (int64_t)id * s.cols + col) : not_a_number();
+        if (!at) y = b.weights.data ? fmaf(get1(b.weights, j), x, y) : __fadd_rn(y, x);
+        else if (place < 0 || (!is_nan_bits(y) && (is_nan_bits(x) || x > y))) {
+            y = x;
+            place = (int32_t)j;
+        }
+    }
+    if (at) *at = place;
+    return y;
+}
+
+/* A warp computes a bag, a column in each lane, with the CPU's bits. */
+__global__ void __launch_bounds__(team_threads, 4)
+    embedding_bags(const __grid_constant__ EmbeddingJob s) {
+    const mixp_bags &b = s.bags;
+    const int lane = (int)threadIdx.x % warp_size;
+    for (int64_t bag = team_first<warp_size>(); bag < b.count; bag += team_step<warp_size>()) {
+        bool good;
+        int64_t counted = 0;
+        const BagRange r = bag_range(b, s.rows, bag, s.fault, &good);
+        for (int64_t j = r.first; j < r.end; j++) {
+            const int32_t id = s.ids[j];
+            if (id != b.padding && !is_id(id, s.vocab) && lane == 0)
+                note_fault(s.fault, FAULT_EMBEDDING_ID, j, id);
+            counted += id != b.padding;
+        }
+        for (int64_t col = lane; col < s.cols; col += warp_size) {
+            float y = good ? bag_column(s, r, bag, col) : not_a_number();
+            if (b.mode == MIXP_BAG_MEAN && counted) y = __fdiv_rn(y, (float)counted);
+            put1(s.y, bag * s.cols + col, y);
+        }
+    }
+}
+
+/* Where a bag's gradient goes: the bag and the factor of each id; the bag is -1 where no bag has
+ * the id. */
+__global__ void __launch_bounds__(team_threads)
+    embedding_bag_ids(const __grid_constant__ EmbeddingBackJob s) {
+    const mixp_bags &b = s.bags;
+    int64_t bag = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; bag < b.count; bag += (int64_t)gridDim.x * team_threads) {
+        bool good;
+        int64_t counted = 0;
+        const BagRange r = bag_range(b, s.rows, bag, s.fault, &good);
+        for (int64_t j = r.first; j < r.end; j++) counted += s.ids[j] != b.padding;
+        const float n = b.mode == MIXP_BAG_MEAN ? (float)counted : 1.0f;
+        for (int64_t j = r.first; j < r.end; j++) {
+            s.bag[j] = (int32_t)bag;
+            s.factor[j] = b.weights.data ? get1(b.weights, j) : __fdiv_rn(1.0f, n);
+        }
+    }
+}
+
+/* The gradients of the weights, a warp for each id. Sums differ from the CPU's in their order. */
+__global__ void __launch_bounds__(team_threads)
+    embedding_bag_weights(const __grid_constant__ EmbeddingBackJob s) {
+    const int lane = (int)threadIdx.x % warp_size;
+    for (int64_t j = team_first<warp_size>(); j < s.rows; j += team_step<warp_size>()) {
+        const int32_t id = s.ids[j], bag = s.bag[j];
+        float sum = 0.0f;
+        if (bag >= 0 && id != s.bags.padding && is_id(id, s.vocab))
+            for (int64_t c = lane; c < s.cols; c += warp_size)
+                sum = fmaf(get1(s.table, (int64_t)id * s.cols + c),
+                    get1(s.dy, (int64_t)bag * s.cols + c), sum);
+        sum = warp_sum(sum);
+        if (lane == 0) store_real(s.dweights, j, sum);
+    }
+}
+
+/* The id of row i of an embedding's gradient; -1: it adds to no row. */
+__device__ inline int32_t id_of_row(const EmbeddingBackJob &s, int64_t i) {
+    if (s.bag && (s.bag[i] < 0 || s.ids[i] == s.bags.padding)) return -1;
+    return s.ids[i];
+}
+
+/* Adds to a sum what id i of a bag adds to column col of its row. */
+__device__ inline float add_row(const EmbeddingBackJob &s, int64_t i, int64_t col, float sum) {
+    const int64_t at = (int64_t)s.bag[i] * s.cols + col;
+    if (!s.bags.largest) return fmaf(s.factor[i], get1(s.dy, at), sum);
+    return s.bags.largest[at] == i ? __fadd_rn(sum, get1(s.dy, at)) : sum;
+}
+
 /* The backward pass sorts the rows of dy by their id, stably, then adds the rows of each id in
  * order, in f32, and rounds once.
  *
@@ -5790,12 +5916,12 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
         const int64_t i = first + ids_each * (int64_t)threadIdx.x;
         int mine = 0, all;
         for (int k = 0; k < ids_each; k++)
-            mine += i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high;
+            mine += i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high;
         int at = block_scan(mine, &all) - mine;
 
         /* Write the thread's rows behind them. */
         for (int k = 0; k < ids_each; k++)
-            if (i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high)
+            if (i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high)
                 to[done + at++] = i + k;
         done += all;
     }
@@ -5836,8 +5962,9 @@ __global__ void __launch_bounds__(team_threads)
     const int64_t me = (int64_t)threadIdx.x;
     int64_t below = 0, own = 0;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
-        int32_t id = s.ids[i];
-        if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
+        const int32_t id = id_of_row(s, i);
+        if (blockIdx.x == 0 && !is_id(id, s.vocab) && (!s.bag || id >= 0))
+            note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
         below += id >= 0 && id < low;
         own += id >= low && id < high;
     }
@@ -5869,14 +5996,15 @@ __global__ void __launch_bounds__(team_threads)
         float sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
 
         /* Load 8 rows at a time, then add them in order. */
-        for (; i + 8 <= end; i += 8) {
+        for (; i + 8 <= end && !s.bag; i += 8) {
             float v[8];
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) sum += v[k];
         }
-        for (; i < end; i++) sum += get1(s.dy, by.order[i] * s.cols + col);
+        for (; i < end && !s.bag; i++) sum += get1(s.dy, by.order[i] * s.cols + col);
+        for (; i < end; i++) sum = add_row(s, by.order[i], col, sum);
         put1(s.dtable, id * s.cols + col, sum);
     }
 }
@@ -6041,6 +6169,10 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
+    if (k->bags.count > 0)
+        return on.report("embedding",
+            MIXPI_LAUNCH(embedding_bags, grid_for(k->bags.count * warp_size, team_threads),
+                team_threads, 0, on.stream, job));
     if (k->rows <= 0) return MIXP_OK;
     return on.report(
         "embedding", MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
@@ -6048,33 +6180,54 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding
 }
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
-static size_t mixpi_cuda_carve_sorted(
-    Sorted *to, const mixp_embedding_backward_args *k, void *memory) {
+static size_t mixpi_cuda_carve_sorted(Sorted *to, EmbeddingBackJob *job, void *memory) {
+    const int64_t sorted = 2 * job->rows + job->vocab + 1, bags = job->bags.count ? job->rows : 0;
     if (memory) {
         to->list = (int64_t *)memory;
-        to->order = to->list + k->rows;
-        to->start = to->order + k->rows;
+        to->order = to->list + job->rows;
+        to->start = to->order + job->rows;
+        if (bags) job->bag = (int32_t *)(void *)(to->list + sorted);
+        if (bags) job->factor = (float *)(void *)(job->bag + bags);
     }
-    return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
+    return (size_t)sorted * sizeof(int64_t) + (size_t)bags * (sizeof(int32_t) + sizeof(float));
+}
+
+/* Finds the bag of each id, and the gradients of the weights. */
+static mixp_result mixpi_cuda_bags_back(Kernel &on, const EmbeddingBackJob &job) {
+    mixp_result r = on.report("embedding_backward",
+        cudaMemsetAsync(job.bag, 0xFF, (size_t)job.rows * sizeof *job.bag, on.stream));
+    if (r == MIXP_OK)
+        r = on.report("embedding_backward",
+            MIXPI_LAUNCH(embedding_bag_ids, grid_for(job.bags.count, team_threads), team_threads, 0,
+                on.stream, job));
+    if (r != MIXP_OK || !job.dweights.data) return r;
+    return on.report("embedding_backward",
+        MIXPI_LAUNCH(embedding_bag_weights, grid_for(job.rows * warp_size, team_threads),
+            team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_embedding_backward(
     const mixp_exec *x, const mixp_embedding_backward_args *k) {
     Kernel on(x);
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
+    if ((k->dtable.data && !is_real(k->dtable.dtype)) || !is_real(k->dy.dtype))
+        return MIXP_ERR_DTYPE;
     if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
     if (k->vocab <= 0) return MIXP_OK;
 
     /* Take memory for the sorted rows. */
     Sorted to = { NULL, NULL, NULL };
-    void *memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
-    if (!memory) return MIXP_ERR_MEMORY;
-    mixpi_cuda_carve_sorted(&to, k, memory);
-
-    /* Sort the rows of dy by their id. */
     EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     job.fault = fault_flag(on.state);
+    void *memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, &job, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_cuda_carve_sorted(&to, &job, memory);
+    if (job.bag && k->rows > 0) {
+        const mixp_result found = mixpi_cuda_bags_back(on, job);
+        if (found != MIXP_OK || !k->dtable.data) return found;
+    }
+
+    /* Sort the rows of dy by their id. */
     const int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
     mixp_result r = on.report(
         "embedding_backward", MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
@@ -6478,6 +6631,34 @@ __device__ inline int64_t chunk_end(const Chunk &c, int64_t count) {
 
 inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
 
+/* Is element i of a row padding? */
+__device__ inline bool is_padding(const mixp_param_row &row, int64_t i) {
+    return row.pitch && i % row.pitch >= row.width;
+}
+
+/* get8_any of a row's gradient or weight, which may be f64. Padding is 0. */
+__device__ inline void get_of_row(
+    const mixp_param_row &row, mixp_in a, int64_t i, int n, bool wide, float *v) {
+    if (a.dtype == MIXP_F64)
+        for (int k = 0; k < 8; k++) v[k] = k < n ? (float)((const double *)a.data)[i + k] : 0.0f;
+    else get8_any(a, i, n, wide, v);
+    for (int k = 0; row.pitch && k < 8; k++)
+        if (is_padding(row, i + k)) v[k] = 0.0f;
+}
+/* put8_any likewise. Does not write padding. */
+__device__ inline void put_of_row(
+    const mixp_param_row &row, mixp_out a, int64_t i, int n, bool wide, const float *v) {
+    if (!row.pitch && a.dtype != MIXP_F64) {
+        put8_any(a, i, n, wide, v);
+        return;
+    }
+    for (int k = 0; k < n; k++) {
+        if (is_padding(row, i + k)) continue;
+        if (a.dtype == MIXP_F64) ((double *)a.data)[i + k] = (double)v[k];
+        else put1(a, i + k, v[k]);
+    }
+}
+
 /* --- prepare, advance ------------------------------------------------------------------ */
 
 static_assert(MIXP_MAX_GROUPS <= warp_size, "prepare has a thread for each group");
@@ -6660,7 +6841,7 @@ __device__ inline void gather_chunk(
         /* Read and scale 8 elements. */
         const int n = (int)least(8, end - i);
         float x[8], v[8];
-        get8_any(as_in(grad), i, n, wide, x);
+        get_of_row(row, as_in(grad), i, n, wide, x);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] = scaled(x[k], factor);
 
@@ -6668,11 +6849,11 @@ __device__ inline void gather_chunk(
         if (unscale) {
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                if (grad.dtype != MIXP_F32)
+                if (grad.dtype == MIXP_F16 || grad.dtype == MIXP_BF16)
                     v[k] = low_value(grad.dtype, low_code(grad.dtype, v[k]));
                 x[k] = v[k];
             }
-            put8_any(grad, i, n, wide, v);
+            put_of_row(row, grad, i, n, wide, v);
         }
         look_at(l, x, v, place + (i - c.first));
     }
@@ -6761,17 +6942,18 @@ __global__ void __launch_bounds__(look_threads, 4) clip_chunks(const mixp_clip_a
     Chunk at;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         /* Multiply the chunk by the factor. */
-        const mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
+        const mixp_param_row &row = rows[at.row];
+        const mixp_out grad = array_at(row.grad, row.grad_dtype);
         const bool wide = is_aligned(grad.data);
-        const int64_t end = chunk_end(at, rows[at.row].count);
+        const int64_t end = chunk_end(at, row.count);
         for (int64_t i = at.first + 8 * (int64_t)threadIdx.x; i < end;
              i += 8 * (int64_t)blockDim.x) {
             const int n = (int)least(8, end - i);
             float v[8];
-            get8_any(as_in(grad), i, n, wide, v);
+            get_of_row(row, as_in(grad), i, n, wide, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) v[k] *= factor;
-            put8_any(grad, i, n, wide, v);
+            put_of_row(row, grad, i, n, wide, v);
         }
     }
 }
@@ -7038,16 +7220,16 @@ template <bool small> __device__ inline void get_weight(const mixp_param_row &ro
     mixp_in weight = { row.weight, row.weight_dtype };
     mixp_in master = { row.master, MIXP_F32 };
     if (small && is_split(row)) get_split(row, c);
-    else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+    else get_of_row(row, row.master ? master : weight, c.i, c.n, c.wide, c.p);
 }
 template <bool small> __device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     /* Store the master, or the weight that has none; then the weight beside a whole master. */
     mixp_out weight = array_at(row.weight, row.weight_dtype);
     mixp_out master = array_at(row.master, MIXP_F32);
     if (small && is_split(row)) put_split(row, c);
-    else put8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+    else put_of_row(row, row.master ? master : weight, c.i, c.n, c.wide, c.p);
     if (row.master && weight.dtype != MIXP_F32 && !(small && is_split(row)))
-        put8_any(weight, c.i, c.n, c.wide, c.p);
+        put_of_row(row, weight, c.i, c.n, c.wide, c.p);
 
     /* Store the low copies. */
     if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), c.i, c.n, c.wide, c.p);
@@ -7133,7 +7315,7 @@ template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
     mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
     /* Read the gradient, the weight and the moments. */
-    get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
+    get_of_row(row, mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
     get_moments<small>(row, c);
 
@@ -7152,9 +7334,9 @@ __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row
     put_moments<small>(row, c);
 }
 
-__device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
+__device__ inline void clear_8(const mixp_param_row &row, const Cell &c) {
     const float zeros[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
-    put8_any(a, i, n, wide, zeros);
+    put_of_row(row, array_at(row.grad, row.grad_dtype), c.i, c.n, c.wide, zeros);
 }
 
 /* The scalars of a row's update, with all threads of a block. A row that missed steps has its own
@@ -7180,7 +7362,6 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
         /* Read the chunk's row, and the scalars of its update. */
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
-        const mixp_out grad = array_at(row.grad, row.grad_dtype);
         const uint64_t key = mixpi_state_key(plan.seed, step->applied, row.tensor);
         const int64_t end = chunk_end(at, row.count);
         mixp_lost found = { 0, 0 };
@@ -7193,7 +7374,7 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
             if (!skip) update_8<small, counting>(u, row, plan.kind, key, cell, found);
-            if (row.active == 2) clear_8(grad, cell.i, cell.n, cell.wide);
+            if (row.active == 2) clear_8(row, cell);
         }
         if (counting) add_count(&lost[at.row].updates, found.updates);
         if (counting) add_count(&lost[at.row].lost, found.lost);

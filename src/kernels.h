@@ -306,20 +306,45 @@ typedef struct mixp_norm_backward_args {
  * is written. An asynchronous device cannot check an index before its call returns: it writes NaN
  * to the result of that index, reports the error in the next call that waits or peeks (at the
  * latest with the verdict of the next step), and applies no step until then. */
+/* Bags: y[bag] is the sum, the mean or the maximum of the rows that the ids of the bag name, summed
+ * in f32 in the order of the ids, and rounded once; an empty bag gives 0. Bag i has the ids from
+ * offsets[i] to offsets[i + 1], the last bag those to `rows`; without offsets each bag has `width`
+ * ids. Offsets begin with 0, do not fall and do not exceed `rows`; others are treated as ids out of
+ * range are. */
+typedef enum mixp_bag_mode { MIXP_BAG_SUM, MIXP_BAG_MEAN, MIXP_BAG_MAX } mixp_bag_mode;
+typedef struct mixp_bags {
+    int64_t        count;       /* 0: each id is a row of its own, and no other field is read */
+    int64_t        width;
+    const int32_t *offsets;     /* device memory, or NULL                                  */
+    mixp_in        weights;     /* a factor for each id; data NULL: 1                      */
+    int64_t        padding;     /* an id that does not count                               */
+    mixp_bag_mode  mode;
+    int32_t       *largest;     /* MAX: [count, cols], the place among the ids of each maximum, -1
+                                   in an empty bag: written, or read if `follow`           */
+    int            follow;      /* 1: y takes the elements that `largest` names            */
+} mixp_bags;
+
 typedef struct mixp_embedding_args {
     int64_t        rows, cols, vocab;
     const int32_t *ids;
     mixp_in        table;
-    mixp_out       y;
+    mixp_out       y;           /* [rows, cols], or [bags.count, cols]                     */
+    mixp_bags      bags;
 } mixp_embedding_args;
 
 /* dtable[ids[i]] += dy[i] in increasing i, rounded once. Without accumulate, rows that no id names
- * become 0. On an asynchronous device an id out of range adds to no row. */
+ * become 0. On an asynchronous device an id out of range adds to no row. Of bags, dy[bag of i] is
+ * added, times the weight, divided by the number of ids that count (MEAN), or only where `largest`
+ * is i (MAX). */
 typedef struct mixp_embedding_backward_args {
     int64_t        rows, cols, vocab;
     const int32_t *ids;
     mixp_in        dy;
-    mixp_out       dtable;
+    mixp_out       dtable;      /* data NULL: not wanted                                   */
+    mixp_bags      bags;
+    mixp_in        table;       /* read for dweights                                       */
+    mixp_out       dweights;    /* [rows]: dweights[i] (+)= table[ids[i]] . dy[bag of i]; data NULL:
+                                   not wanted                                              */
 } mixp_embedding_backward_args;
 
 /* loss[0] = mean over the counted rows of lse(row) - row[target]. A target is in [0, cols), or

@@ -168,6 +168,7 @@ MIXPI_SELDOM_BEGIN
 #include "operators/random.c"
 #include "operators/scans.c"
 #include "operators/picking.c"
+#include "operators/bags.c"
 #include "operators/composed.c"
 #include "operators/loss_options.c"
 #include "operators/combined.c"

@@ -52,6 +52,7 @@
  *     add_layer_norm              both     a, b (, gamma, beta) all           add, then the norm
  *     add_rms_norm                both     a, b (, gamma)       all           add, then the norm
  *     embedding                   KEEP     table, ids           table
+ *     embedding_bag               KEEP     table, ids (, offsets, weights)  table, weights
  *     gather                      KEEP     x, ids               x
  *     where                       PROMOTE  mask, a, b           a, b          broadcasts
  *     masked_fill                 KEEP     x, mask              x             broadcasts
@@ -343,6 +344,22 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
  * negative padding counts from the end. MIXP_ERR_SHAPE: the table has no row `padding`. */
 MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
                                                mixp_tensor *ids, int64_t padding);
+/* KEEP. y[bags, c]: the sum, the mean or the maximum of the rows of table[vocab, c] that the ids of
+ * each bag name, as PyTorch's nn.EmbeddingBag: sparse inputs, without the memory of a row for each
+ * id. ids (i32) is [bags, width]; or [n] with offsets[bags] (i32), the first id of each bag. Sums
+ * are f32 in the order of the ids, rounded once. An empty bag gives 0.
+ *
+ * weights: NULL, or a factor for each id, with the shape of ids; only of a sum. padding: an id that
+ * does not count, also not in a mean, and whose row gets no gradient; negative counts from the end.
+ * Of equal maxima the first gets the gradient.
+ *
+ * Errors as in mixp_embedding_padded. MIXP_ERR_ARGUMENT: offsets do not begin with 0, fall, or
+ * exceed n (a GPU reports them later, like an id of mixp_embedding); a wrong mode. */
+#define MIXP_NO_PADDING INT64_MIN
+MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *table,
+                                            mixp_tensor *ids, mixp_tensor *offsets,
+                                            mixp_tensor *weights, mixp_bag_mode mode,
+                                            int64_t padding);
 /* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x; its other
  * dimensions have the sizes of x, or smaller sizes: then only the first elements of x are read.
  * Example: a target's log-probability with ids[rows, 1]. Errors as in mixp_embedding. Gradients of
@@ -520,6 +537,7 @@ typedef enum mixp_op_id {
     MIXP_OP_NLL,
     MIXP_OP_LOG2, MIXP_OP_LOG10, MIXP_OP_ACOS, MIXP_OP_ASIN, MIXP_OP_TAN, MIXP_OP_SINH,
     MIXP_OP_COSH, MIXP_OP_ERFINV, MIXP_OP_POWER, MIXP_OP_ATAN2, MIXP_OP_PRELU,
+    MIXP_OP_EMBEDDING_BAG,
     MIXP_OP_COUNT
 } mixp_op_id;
 

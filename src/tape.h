@@ -65,14 +65,14 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *
  * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
  * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
- * gather, embedding, scatter_add, index_add, softmax, log_softmax, cross_entropy, nll, mse, l1,
- * huber, smooth_l1, bce_with_logits, and functions made of these, such as mixp_mlp, var, std,
- * vector_norm, logsumexp, split, topk and sort. Not supported: layer_norm, rms_norm, attention,
- * rope, other losses, max (use mixp_topk with k = 1), prod, dropout (use mixp_bernoulli and
- * mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator that mixp_jvp
+ * gather, embedding, embedding_bag, scatter_add, index_add, softmax, log_softmax, cross_entropy,
+ * nll, mse, l1, huber, smooth_l1, bce_with_logits, and functions made of these, such as mixp_mlp,
+ * var, std, vector_norm, logsumexp, split, topk and sort. Not supported: layer_norm, rms_norm,
+ * attention, rope, other losses, max (use mixp_topk with k = 1), prod, dropout (use mixp_bernoulli
+ * and mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator that mixp_jvp
  * applies rounds. Under a recipe, products of tangents are bf16 products. The call takes up to
- * three times the time of the forward pass from x to y. Bits, threads and lifetime are those of
- * the operators.
+ * three times the time of the forward pass from x to y. Bits, threads and lifetime are those of the
+ * operators.
  *
  * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
  * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no

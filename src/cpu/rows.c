@@ -313,7 +313,66 @@ MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
     MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
-MIXPI_KERNEL(embedding, mixpi_cpu_embedding, mixp_embedding_args, MIXPI_P(embedding_row))
+/* y = f x + y */
+MIXPI_K void MIXPI_P(floats_add_times)(float *y, float f, const float *x, int64_t n) {
+    const mixpi_v by = mixpi_vset(f);
+    int64_t j;
+    for (j = 0; j + 16 <= n; j += 16)
+        mixpi_vstore(y + j, mixpi_vfma(by, mixpi_vload(x + j), mixpi_vload(y + j)));
+    for (; j < n; j++) y[j] = mixpi_fmaf(f, x[j], y[j]);
+}
+
+/* The maxima of n columns of a bag, from column i on, and the places of their ids, first -1. A NaN
+ * is the maximum. */
+MIXPI_RARE void MIXPI_P(bag_max)(const mixp_embedding_args *k, int64_t bag, int64_t i, int64_t n,
+                                 float *top) {
+    const mixp_bags *b = &k->bags;
+    const int64_t end = mixpi_bag_first(b, k->rows, bag + 1);
+    int32_t *at = b->largest + bag * k->cols + i;
+    float buf[MIXPI_BLOCK];
+    for (int64_t c = 0; b->follow && c < n; c++)
+        if (at[c] >= 0)
+            top[c] = MIXPI_P(read_one)(k->table, (int64_t)k->ids[at[c]] * k->cols + i + c);
+    if (b->follow) return;
+    for (int64_t c = 0; c < n; c++) at[c] = -1;
+    for (int64_t j = mixpi_bag_first(b, k->rows, bag); j < end; j++) {
+        if (k->ids[j] == b->padding) continue;
+        const float *x = MIXPI_P(read)(k->table, (int64_t)k->ids[j] * k->cols + i, n, buf);
+        for (int64_t c = 0; c < n; c++) {
+            const int is_nan = (mixp_bits_of_f32(x[c]) & 0x7FFFFFFFu) > 0x7F800000u;
+            const int has_nan = (mixp_bits_of_f32(top[c]) & 0x7FFFFFFFu) > 0x7F800000u;
+            if (at[c] >= 0 && (has_nan || !(is_nan || x[c] > top[c]))) continue;
+            top[c] = x[c];
+            at[c] = (int32_t)j;
+        }
+    }
+}
+
+/* The sum, mean or maximum of the rows of a bag, rounded once. */
+MIXPI_K void MIXPI_P(embedding_bag)(const void *args, int64_t bag) {
+    const mixp_embedding_args *k = (const mixp_embedding_args *)args;
+    const mixp_bags *b = &k->bags;
+    const int64_t first = mixpi_bag_first(b, k->rows, bag);
+    const int64_t end = mixpi_bag_first(b, k->rows, bag + 1);
+    const int64_t counted = mixpi_bag_counted(b, k->ids, k->rows, bag);
+    float sum[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    MIXPI_BLOCKS(i, n, k->cols) {
+        memset(sum, 0, sizeof sum);
+        if (b->mode == MIXP_BAG_MAX) MIXPI_P(bag_max)(k, bag, i, n, sum);
+        for (int64_t j = first; j < end && b->mode != MIXP_BAG_MAX; j++) {
+            if (k->ids[j] == b->padding) continue;
+            const float *x = MIXPI_P(read)(k->table, (int64_t)k->ids[j] * k->cols + i, n, buf);
+            if (!b->weights.data) MIXPI_P(floats_add)(sum, sum, x, n);
+            else MIXPI_P(floats_add_times)(sum, MIXPI_P(read_one)(b->weights, j), x, n);
+        }
+        for (int64_t c = 0; c < n && b->mode == MIXP_BAG_MEAN && counted; c++)
+            sum[c] /= (float)counted;
+        MIXPI_P(write)(k->y, bag * k->cols + i, n, sum);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k)
+{ return mixpi_cpu_embedding(x, k, MIXPI_P(embedding_row), MIXPI_P(embedding_bag)); }
 
 /* A row of dtable: adds the rows of dy on its list, and rounds once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
@@ -329,15 +388,39 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
         if (k->dtable.accumulate)
             memcpy(sum, MIXPI_P(read)(had, at + i, n, buf), (size_t)n * sizeof(float));
         for (row = job->first[id]; row >= 0; row = job->next[row]) {
-            const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, buf);
-            MIXPI_P(floats_add)(sum, sum, dy, n);
+            const int64_t from = (job->bag ? job->bag[row] : row) * k->cols + i;
+            const float *dy = MIXPI_P(read)(k->dy, from, n, buf);
+            if (!job->bag) MIXPI_P(floats_add)(sum, sum, dy, n);
+            else if (k->bags.mode != MIXP_BAG_MAX)
+                MIXPI_P(floats_add_times)(sum, job->factor[row], dy, n);
+            for (int64_t c = 0; k->bags.largest && c < n; c++)
+                if (k->bags.largest[from + c] == row) sum[c] += dy[c];
         }
         MIXPI_P(write)(sums, at + i, n, sum);
     }
 }
 
-MIXPI_KERNEL(embedding_backward, mixpi_cpu_embedding_backward, mixp_embedding_backward_args,
-             MIXPI_P(embedding_back_row))
+/* The gradients of a bag's weights. */
+MIXPI_K void MIXPI_P(embedding_back_weights)(const void *args, int64_t bag) {
+    const mixp_embedding_backward_args *k = (const mixp_embedding_backward_args *)args;
+    const int64_t end = mixpi_bag_first(&k->bags, k->rows, bag + 1);
+    float row[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    for (int64_t j = mixpi_bag_first(&k->bags, k->rows, bag); j < end; j++) {
+        const int64_t at = (int64_t)k->ids[j] * k->cols;
+        float sum = 0.0f;
+        MIXPI_BLOCKS(i, n, k->ids[j] == k->bags.padding ? 0 : k->cols) {
+            const float *x = MIXPI_P(read)(k->table, at + i, n, row);
+            sum += MIXPI_P(floats_dot)(x, MIXPI_P(read)(k->dy, bag * k->cols + i, n, buf), n);
+        }
+        MIXPI_P(write)(k->dweights, j, 1, &sum);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
+                                                const mixp_embedding_backward_args *k) {
+    return mixpi_cpu_embedding_backward(x, k, MIXPI_P(embedding_back_row),
+                                        MIXPI_P(embedding_back_weights));
+}
 
 /* --- losses --- */
 

@@ -745,6 +745,36 @@ static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
     return -1;
 }
 
+/* The first id of bag i; of the bag after the last, the number of ids. */
+static int64_t mixpi_bag_first(const mixp_bags *b, int64_t rows, int64_t i) {
+    if (!b->offsets) return i * b->width;
+    return i < b->count ? b->offsets[i] : rows;
+}
+
+/* The number of ids of bag i that count. */
+static int64_t mixpi_bag_counted(const mixp_bags *b, const int32_t *ids, int64_t rows, int64_t i) {
+    int64_t n = 0;
+    const int64_t end = mixpi_bag_first(b, rows, i + 1);
+    for (int64_t j = mixpi_bag_first(b, rows, i); j < end; j++) n += ids[j] != b->padding;
+    return n;
+}
+
+/* The first bag whose offset is wrong; -1 = none. */
+static int64_t mixpi_bad_bag(const mixp_bags *b, int64_t rows) {
+    for (int64_t i = 0; i < b->count; i++) {
+        const int64_t first = mixpi_bag_first(b, rows, i), next = mixpi_bag_first(b, rows, i + 1);
+        if (first < 0 || first > rows || next < first || (i == 0 && first)) return i;
+    }
+    return -1;
+}
+
+/* Are the ids of an embedding, or of bags, out of range? */
+static int mixpi_bad_embedding(const int32_t *ids, int64_t rows, int64_t vocab,
+                               const mixp_bags *bags) {
+    if (!bags->count) return mixpi_bad_id(ids, rows, vocab, MIXPI_NO_INDEX) >= 0;
+    return mixpi_bad_id(ids, rows, vocab, bags->padding) >= 0 || mixpi_bad_bag(bags, rows) >= 0;
+}
+
 /* Returns the error of norm's arguments, or MIXP_OK. */
 static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
@@ -778,6 +808,8 @@ typedef struct mixpi_embedding_back_job {
     const mixp_embedding_backward_args *k;
     int64_t *first;             /* first row of each id; -1 = none                         */
     int64_t *next;              /* next row with the same id; -1 = none                    */
+    int64_t *bag;               /* the bag of each id                                      */
+    float   *factor;            /* by which its gradient is multiplied                     */
 } mixpi_embedding_back_job;
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
@@ -786,17 +818,38 @@ static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *me
     if (memory) {
         job->first = (int64_t *)memory;
         job->next = job->first + ids;
+        if (job->k->bags.count) job->bag = job->next + rows;
+        if (job->k->bags.count) job->factor = (float *)(void *)(job->bag + rows);
     }
-    return (ids + rows) * sizeof(int64_t);
+    return (ids + rows) * sizeof(int64_t) +
+           (job->k->bags.count ? rows * (sizeof(int64_t) + sizeof(float)) : 0);
+}
+
+/* Sets the bag and the factor of each id. */
+static void mixpi_embedding_back_bags(const mixpi_embedding_back_job *job) {
+    const mixp_embedding_backward_args *k = job->k;
+    const mixp_bags *b = &k->bags;
+    for (int64_t i = 0; i < b->count; i++) {
+        const int64_t end = mixpi_bag_first(b, k->rows, i + 1);
+        const float n = b->mode == MIXP_BAG_MEAN
+                            ? (float)mixpi_bag_counted(b, k->ids, k->rows, i)
+                            : 1.0f;
+        for (int64_t j = mixpi_bag_first(b, k->rows, i); j < end; j++) {
+            job->bag[j] = i;
+            job->factor[j] = b->weights.data ? mixp_get(b->weights, j) : 1.0f / n;
+        }
+    }
 }
 
 static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
     const mixp_embedding_backward_args *k = job->k;
     for (int64_t i = 0; i < k->vocab; i++) job->first[i] = -1;
     for (int64_t i = k->rows - 1; i >= 0; i--) {
+        if (k->bags.count && k->ids[i] == k->bags.padding) continue;
         job->next[i] = job->first[k->ids[i]];
         job->first[k->ids[i]] = i;
     }
+    if (k->bags.count) mixpi_embedding_back_bags(job);
 }
 
 /* Elements of work for an id: the average number of rows of dy per id, times the columns. */

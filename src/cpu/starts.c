@@ -258,19 +258,28 @@ static mixp_result mixpi_cpu_norm_backward(
 }
 
 static mixp_result mixpi_cpu_embedding(
-    const mixp_exec *x, const mixp_embedding_args *k, mixpi_unit row) {
-    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    const mixp_exec *x, const mixp_embedding_args *k, mixpi_unit row, mixpi_unit bag) {
+    const int64_t bags = k->bags.count;
+    if (!mixpi_reads(k->table) || !mixpi_writes(k->y) || !mixpi_may_read(k->bags.weights))
+        return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_embedding(k->ids, k->rows, k->vocab, &k->bags)) return MIXP_ERR_ARGUMENT;
+    if (bags) return mixpi_each_unit(x, bags, mixpi_ceil_div(k->rows, bags) * k->cols, bag, k);
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
 static mixp_result mixpi_cpu_embedding_backward(
-    const mixp_exec *x, const mixp_embedding_backward_args *k, mixpi_unit row) {
-    mixpi_embedding_back_job job = { k, NULL, NULL };
+    const mixp_exec *x, const mixp_embedding_backward_args *k, mixpi_unit row, mixpi_unit weights) {
+    mixpi_embedding_back_job job = { k, NULL, NULL, NULL, NULL };
+    const int64_t bags = k->bags.count;
     void *memory;
-    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dtable) || !mixpi_may_read(k->bags.weights) ||
+        !mixpi_may_read(k->table) || !mixpi_may_write(k->dweights))
+        return MIXP_ERR_DTYPE;
+    if (mixpi_bad_embedding(k->ids, k->rows, k->vocab, &k->bags)) return MIXP_ERR_ARGUMENT;
+    if (k->dweights.data && bags)
+        mixpi_each_unit(x, bags, mixpi_ceil_div(k->rows, bags) * k->cols, weights, k);
+    if (!k->dtable.data) return MIXP_OK;
     memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_embedding_back_carve(&job, memory);

@@ -8,7 +8,11 @@ struct EmbeddingJob : mixp_embedding_args {
     FaultFlag fault;
     bool      wide;
 };
-struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
+struct EmbeddingBackJob : mixp_embedding_backward_args {
+    FaultFlag fault;
+    int32_t  *bag;              /* of bags: the bag of each id, and its factor             */
+    float    *factor;
+};
 
 /* Copies a row's bits with a warp: from element `from` of the table to element `to` of y. */
 __device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
@@ -53,6 +57,126 @@ __global__ void __launch_bounds__(team_threads, 4)
     }
 }
 
+/* --- bags --- */
+
+struct BagRange { int64_t first, end; };
+
+/* The ids of a bag. Notes an offset that falls or is out of range; the bag then has no ids. */
+__device__ inline BagRange bag_range(
+    const mixp_bags &b, int64_t rows, int64_t bag, const FaultFlag &fault, bool *good) {
+    BagRange r = { bag * b.width, (bag + 1) * b.width };
+    *good = true;
+    if (!b.offsets) return r;
+    r.first = b.offsets[bag];
+    r.end = bag + 1 < b.count ? b.offsets[bag + 1] : rows;
+    *good = r.first >= 0 && r.first <= rows && r.end >= r.first && r.end <= rows &&
+            (bag || r.first == 0);
+    if (*good) return r;
+    note_fault(fault, FAULT_BAG_OFFSET, bag, (int32_t)r.first);
+    r.first = r.end = 0;
+    return r;
+}
+
+__device__ inline bool is_nan_bits(float x) {
+    return (mixp_bits_of_f32(x) & 0x7FFFFFFFu) > 0x7F800000u;
+}
+
+/* One column of a bag: its sum, or its maximum with its place. */
+__device__ inline float bag_column(const EmbeddingJob &s, BagRange r, int64_t bag, int64_t col) {
+    const mixp_bags &b = s.bags;
+    int32_t *at = b.largest ? b.largest + bag * s.cols + col : NULL;
+    int32_t place = -1;
+    float y = 0.0f;
+    if (at && b.follow)
+        return *at >= 0 && is_id(s.ids[*at], s.vocab)
+                   ? get1(s.table, (int64_t)s.ids[*at] * s.cols + col)
+                   : 0.0f;
+    for (int64_t j = r.first; j < r.end; j++) {
+        const int32_t id = s.ids[j];
+        if (id == b.padding) continue;
+        const float x =
+            is_id(id, s.vocab) ? get1(s.table, (int64_t)id * s.cols + col) : not_a_number();
+        if (!at) y = b.weights.data ? fmaf(get1(b.weights, j), x, y) : __fadd_rn(y, x);
+        else if (place < 0 || (!is_nan_bits(y) && (is_nan_bits(x) || x > y))) {
+            y = x;
+            place = (int32_t)j;
+        }
+    }
+    if (at) *at = place;
+    return y;
+}
+
+/* A warp computes a bag, a column in each lane, with the CPU's bits. */
+__global__ void __launch_bounds__(team_threads, 4)
+    embedding_bags(const __grid_constant__ EmbeddingJob s) {
+    const mixp_bags &b = s.bags;
+    const int lane = (int)threadIdx.x % warp_size;
+    for (int64_t bag = team_first<warp_size>(); bag < b.count; bag += team_step<warp_size>()) {
+        bool good;
+        int64_t counted = 0;
+        const BagRange r = bag_range(b, s.rows, bag, s.fault, &good);
+        for (int64_t j = r.first; j < r.end; j++) {
+            const int32_t id = s.ids[j];
+            if (id != b.padding && !is_id(id, s.vocab) && lane == 0)
+                note_fault(s.fault, FAULT_EMBEDDING_ID, j, id);
+            counted += id != b.padding;
+        }
+        for (int64_t col = lane; col < s.cols; col += warp_size) {
+            float y = good ? bag_column(s, r, bag, col) : not_a_number();
+            if (b.mode == MIXP_BAG_MEAN && counted) y = __fdiv_rn(y, (float)counted);
+            put1(s.y, bag * s.cols + col, y);
+        }
+    }
+}
+
+/* Where a bag's gradient goes: the bag and the factor of each id; the bag is -1 where no bag has
+ * the id. */
+__global__ void __launch_bounds__(team_threads)
+    embedding_bag_ids(const __grid_constant__ EmbeddingBackJob s) {
+    const mixp_bags &b = s.bags;
+    int64_t bag = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; bag < b.count; bag += (int64_t)gridDim.x * team_threads) {
+        bool good;
+        int64_t counted = 0;
+        const BagRange r = bag_range(b, s.rows, bag, s.fault, &good);
+        for (int64_t j = r.first; j < r.end; j++) counted += s.ids[j] != b.padding;
+        const float n = b.mode == MIXP_BAG_MEAN ? (float)counted : 1.0f;
+        for (int64_t j = r.first; j < r.end; j++) {
+            s.bag[j] = (int32_t)bag;
+            s.factor[j] = b.weights.data ? get1(b.weights, j) : __fdiv_rn(1.0f, n);
+        }
+    }
+}
+
+/* The gradients of the weights, a warp for each id. Sums differ from the CPU's in their order. */
+__global__ void __launch_bounds__(team_threads)
+    embedding_bag_weights(const __grid_constant__ EmbeddingBackJob s) {
+    const int lane = (int)threadIdx.x % warp_size;
+    for (int64_t j = team_first<warp_size>(); j < s.rows; j += team_step<warp_size>()) {
+        const int32_t id = s.ids[j], bag = s.bag[j];
+        float sum = 0.0f;
+        if (bag >= 0 && id != s.bags.padding && is_id(id, s.vocab))
+            for (int64_t c = lane; c < s.cols; c += warp_size)
+                sum = fmaf(get1(s.table, (int64_t)id * s.cols + c),
+                    get1(s.dy, (int64_t)bag * s.cols + c), sum);
+        sum = warp_sum(sum);
+        if (lane == 0) store_real(s.dweights, j, sum);
+    }
+}
+
+/* The id of row i of an embedding's gradient; -1: it adds to no row. */
+__device__ inline int32_t id_of_row(const EmbeddingBackJob &s, int64_t i) {
+    if (s.bag && (s.bag[i] < 0 || s.ids[i] == s.bags.padding)) return -1;
+    return s.ids[i];
+}
+
+/* Adds to a sum what id i of a bag adds to column col of its row. */
+__device__ inline float add_row(const EmbeddingBackJob &s, int64_t i, int64_t col, float sum) {
+    const int64_t at = (int64_t)s.bag[i] * s.cols + col;
+    if (!s.bags.largest) return fmaf(s.factor[i], get1(s.dy, at), sum);
+    return s.bags.largest[at] == i ? __fadd_rn(sum, get1(s.dy, at)) : sum;
+}
+
 /* The backward pass sorts the rows of dy by their id, stably, then adds the rows of each id in
  * order, in f32, and rounds once.
  *
@@ -75,12 +199,12 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
         const int64_t i = first + ids_each * (int64_t)threadIdx.x;
         int mine = 0, all;
         for (int k = 0; k < ids_each; k++)
-            mine += i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high;
+            mine += i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high;
         int at = block_scan(mine, &all) - mine;
 
         /* Write the thread's rows behind them. */
         for (int k = 0; k < ids_each; k++)
-            if (i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high)
+            if (i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high)
                 to[done + at++] = i + k;
         done += all;
     }
@@ -121,8 +245,9 @@ __global__ void __launch_bounds__(team_threads)
     const int64_t me = (int64_t)threadIdx.x;
     int64_t below = 0, own = 0;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
-        int32_t id = s.ids[i];
-        if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
+        const int32_t id = id_of_row(s, i);
+        if (blockIdx.x == 0 && !is_id(id, s.vocab) && (!s.bag || id >= 0))
+            note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
         below += id >= 0 && id < low;
         own += id >= low && id < high;
     }
@@ -154,14 +279,15 @@ __global__ void __launch_bounds__(team_threads)
         float sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
 
         /* Load 8 rows at a time, then add them in order. */
-        for (; i + 8 <= end; i += 8) {
+        for (; i + 8 <= end && !s.bag; i += 8) {
             float v[8];
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) sum += v[k];
         }
-        for (; i < end; i++) sum += get1(s.dy, by.order[i] * s.cols + col);
+        for (; i < end && !s.bag; i++) sum += get1(s.dy, by.order[i] * s.cols + col);
+        for (; i < end; i++) sum = add_row(s, by.order[i], col, sum);
         put1(s.dtable, id * s.cols + col, sum);
     }
 }
@@ -326,6 +452,10 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
+    if (k->bags.count > 0)
+        return on.report("embedding",
+            MIXPI_LAUNCH(embedding_bags, grid_for(k->bags.count * warp_size, team_threads),
+                team_threads, 0, on.stream, job));
     if (k->rows <= 0) return MIXP_OK;
     return on.report(
         "embedding", MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
@@ -333,33 +463,54 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding
 }
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
-static size_t mixpi_cuda_carve_sorted(
-    Sorted *to, const mixp_embedding_backward_args *k, void *memory) {
+static size_t mixpi_cuda_carve_sorted(Sorted *to, EmbeddingBackJob *job, void *memory) {
+    const int64_t sorted = 2 * job->rows + job->vocab + 1, bags = job->bags.count ? job->rows : 0;
     if (memory) {
         to->list = (int64_t *)memory;
-        to->order = to->list + k->rows;
-        to->start = to->order + k->rows;
+        to->order = to->list + job->rows;
+        to->start = to->order + job->rows;
+        if (bags) job->bag = (int32_t *)(void *)(to->list + sorted);
+        if (bags) job->factor = (float *)(void *)(job->bag + bags);
     }
-    return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
+    return (size_t)sorted * sizeof(int64_t) + (size_t)bags * (sizeof(int32_t) + sizeof(float));
+}
+
+/* Finds the bag of each id, and the gradients of the weights. */
+static mixp_result mixpi_cuda_bags_back(Kernel &on, const EmbeddingBackJob &job) {
+    mixp_result r = on.report("embedding_backward",
+        cudaMemsetAsync(job.bag, 0xFF, (size_t)job.rows * sizeof *job.bag, on.stream));
+    if (r == MIXP_OK)
+        r = on.report("embedding_backward",
+            MIXPI_LAUNCH(embedding_bag_ids, grid_for(job.bags.count, team_threads), team_threads, 0,
+                on.stream, job));
+    if (r != MIXP_OK || !job.dweights.data) return r;
+    return on.report("embedding_backward",
+        MIXPI_LAUNCH(embedding_bag_weights, grid_for(job.rows * warp_size, team_threads),
+            team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_embedding_backward(
     const mixp_exec *x, const mixp_embedding_backward_args *k) {
     Kernel on(x);
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
+    if ((k->dtable.data && !is_real(k->dtable.dtype)) || !is_real(k->dy.dtype))
+        return MIXP_ERR_DTYPE;
     if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
     if (k->vocab <= 0) return MIXP_OK;
 
     /* Take memory for the sorted rows. */
     Sorted to = { NULL, NULL, NULL };
-    void *memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
-    if (!memory) return MIXP_ERR_MEMORY;
-    mixpi_cuda_carve_sorted(&to, k, memory);
-
-    /* Sort the rows of dy by their id. */
     EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     job.fault = fault_flag(on.state);
+    void *memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, &job, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_cuda_carve_sorted(&to, &job, memory);
+    if (job.bag && k->rows > 0) {
+        const mixp_result found = mixpi_cuda_bags_back(on, job);
+        if (found != MIXP_OK || !k->dtable.data) return found;
+    }
+
+    /* Sort the rows of dy by their id. */
     const int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
     mixp_result r = on.report(
         "embedding_backward", MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),

@@ -23,6 +23,7 @@ enum Fault {
     FAULT_TARGET,
     FAULT_LENGTH,
     FAULT_GATHER_ID,
+    FAULT_BAG_OFFSET,
     FAULT_FLUSHED
 };
 const int64_t fault_rows = (int64_t)1 << 29;
@@ -261,7 +262,8 @@ inline mixp_result report_fault(State *s) {
     /* Name the kernel, the index, its row and its range: one text for each Fault. */
     static const char *const texts[][3] = { { "", "", "" }, { "embedding", "id", "vocab)" },
         { "cross_entropy", "target", "cols)" }, { "attention", "length", "keys]" },
-        { "gather", "id", "n)" }, { "mixprec_cuda.cu", "", "" } };
+        { "gather", "id", "n)" }, { "embedding_bag", "offset", "ids], or falls" },
+        { "mixprec_cuda.cu", "", "" } };
     const char *const *text = texts[fault >> 61];
     if (fault >> 61 == FAULT_FLUSHED)
         return say(s, MIXP_ERR_DEVICE, text[0],

@@ -200,6 +200,7 @@ static const char *const mixpi_input_names[][4] = {
     { "layer_norm", "x", "gamma", "beta" },
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
+    { "embedding_bag", "table", "ids", "offsets" },
     { "cross_entropy", "logits", "targets", "" },
     { "linear_cross_entropy", "x", "w", "targets" },
     { "mse", "x", "target", "" },

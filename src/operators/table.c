@@ -5,6 +5,7 @@
 #include "shapes.c"
 #include "scans.c"
 #include "picking.c"
+#include "bags.c"
 /* --- the table ------------------------------------------------------------------------- */
 
 /* A row. It has the complete names of its functions, so that a search for a name finds the row. */
@@ -133,7 +134,9 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_UNARY_ROW(log2, F32), MIXPI_UNARY_ROW(log10, F32), MIXPI_UNARY_ROW(acos, F32),
         MIXPI_UNARY_ROW(asin, F32), MIXPI_UNARY_ROW(tan, F32), MIXPI_UNARY_ROW(sinh, F32),
         MIXPI_UNARY_ROW(cosh, F32), MIXPI_UNARY_ROW(erfinv, F32), MIXPI_PAIR_ROW(power, F32),
-        MIXPI_PAIR_ROW(atan2, PROMOTE), MIXPI_PAIR_ROW(prelu, LOW)
+        MIXPI_PAIR_ROW(atan2, PROMOTE), MIXPI_PAIR_ROW(prelu, LOW),
+        MIXPI_ROW(embedding_bag, KEEP, sizeof(mixpi_bagged), mixpi_bag_infer, mixpi_bag_forward,
+                  mixpi_bag_backward)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;

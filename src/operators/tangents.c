@@ -352,6 +352,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     case MIXP_OP_SLICE: case MIXP_OP_WHERE: case MIXP_OP_GATHER: case MIXP_OP_SCATTER_ADD:
     case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: case MIXP_OP_NLL:
         return mixpi_applied_tangent(c);
+    case MIXP_OP_EMBEDDING_BAG:
+        return mixpi_bag_tangent(c, d, c->in[3] ? mixpi_tangent(c, 3) : NULL);
     case MIXP_OP_SOFTMAX: case MIXP_OP_LOG_SOFTMAX:
         return mixpi_softmax_tangent(c, id == MIXP_OP_LOG_SOFTMAX);
     case MIXP_OP_CROSS_ENTROPY: return mixpi_entropy_tangent(c);

@@ -61,8 +61,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_rows(
             "mixp_optimizer_add_rows: '%s' has rows of %.0f elements; width is %.0f and must be 1 "
             "to that number",
             param->name, (double)pitch, (double)width);
-    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL,
-        mixpi_do_optimizer_add(opt, param, grad, width < pitch ? width : 0));
+    MIXPI_RETURN_INSIDE(
+        opt ? opt->ctx : NULL, mixpi_do_optimizer_add(opt, param, grad, width < pitch ? width : 0));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern) {

@@ -25,6 +25,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     switch (id) {
     case MIXP_OP_LINEAR: case MIXP_OP_MATMUL: case MIXP_OP_ADD: case MIXP_OP_MUL:
     case MIXP_OP_SCALE: case MIXP_OP_MEAN: case MIXP_OP_SCATTER_ADD: case MIXP_OP_INDEX_ADD:
+    case MIXP_OP_EMBEDDING_BAG:
         return MIXPI_ROUNDS;
     case MIXP_OP_SUB: case MIXP_OP_SWIGLU: case MIXP_OP_SWIGLU_PACKED:
         return MIXPI_ROUNDS | MIXPI_CUTS;

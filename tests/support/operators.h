@@ -113,6 +113,15 @@ static inline mixp_tensor *op_permuted(const op_in *o) {
     for (int i = 0; i < rank; i++) dims[i] = i < rank - 2 ? i : 2 * rank - 3 - i;
     return mixp_permute(o->c, o->x, rank, dims);
 }
+/* Each row of a names rows of w, and x holds their factors. */
+static inline mixp_tensor *op_bag(const op_in *o) {
+    const int     is_flat = o->x->rank == 2;
+    const int64_t flat[2] = { -1, o->x->shape[o->x->rank - 1] };
+    mixp_tensor  *ids = is_flat ? o->a : mixp_reshape(o->c, o->a, 2, flat);
+    mixp_tensor  *weights = is_flat ? o->x : mixp_reshape(o->c, o->x, 2, flat);
+    mixp_tensor  *y = mixp_embedding_bag(o->c, o->w, ids, NULL, weights, MIXP_BAG_SUM, MIXP_NO_PADDING);
+    return is_flat ? y : mixp_reshape(o->c, y, o->x->rank, o->x->shape);
+}
 static inline mixp_tensor *op_turned(const op_in *o) {
     mixp_rope_desc d;
     memset(&d, 0, sizeof d);
@@ -227,7 +236,8 @@ static inline mixp_tensor *op_turned(const op_in *o) {
     X(ERFINV,           F, L, U, R, "M",  0,    "x:x",                  mixp_erfinv(c, x))                            \
     X(POWER,            F, L, P, R, "M",  0,    "x:xy y:xy",            mixp_power(c, x, y))                          \
     X(ATAN2,            K, L, R, R, "",   0,    "x:xy y:xy",            mixp_atan2(c, x, y))                          \
-    X(PRELU,            L, L, R, R, "RC", 0,    "x:xv v:xv",            mixp_prelu(c, x, op_slopes(o)))
+    X(PRELU,            L, L, R, R, "RC", 0,    "x:xv v:xv",            mixp_prelu(c, x, op_slopes(o)))                \
+    X(EMBEDDING_BAG,    K, L, R, R, "R",  0,    "w:xa x:wa",            op_bag(o))
 
 /* The public functions that are made of operators: name, domain, batch, gradients, call. */
 #define OP_COMPOSED(X)                                                                                                \
