@@ -4710,14 +4710,21 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     all.sum = team_sum<T>(e.sum * exp_of(e.top - base_of(all.top)));
     return all;
 }
+/* Of a row without column `but`; -1: of all its columns. */
 template <int T, mixp_dtype D = any_real>
-__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols, bool wide) {
+__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols, bool wide,
+                                          int64_t but = -1) {
     int rank = (int)threadIdx.x % T;
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
     Part p;
     MIXPI_PARTS(p, cols, T, rank) {
         plain_get_part<D>(a, row, p, wide, minus_infinity(), v);
+        if (but >= p.col && but - p.col < 8 * p.step) {
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++)
+                if (p.col + k * p.step == but) v[k] = minus_infinity();
+        }
         add_exponents(e, v);
     }
     return team_exponents<T>(e);
@@ -4726,14 +4733,29 @@ __device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t
 struct SoftmaxJob : mixp_softmax_args { bool wide; };
 struct SoftmaxBackJob : mixp_softmax_backward_args { bool wide; };
 
+/* The sum of e^(x - top) of a row's elements below its top. */
+const float sure_sum = 1.25f;
+template <int T> __device__ inline float below_top(const SoftmaxJob &s, int64_t row, float top) {
+    float sum = 0.0f, v[8];
+    Part p;
+    MIXPI_PARTS(p, s.cols, T, (int)threadIdx.x % T) {
+        get_part(s.a, row * s.cols, p, s.wide, top, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) sum += v[k] < top ? exp_of(v[k] - top) : 0.0f;
+    }
+    return team_sum<T>(sum);
+}
+
 template <int T>
 __global__ void __launch_bounds__(team_threads, 3)
     softmax_rows(const __grid_constant__ SoftmaxJob s) {
     const int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        /* Sum the row's exponentials. */
+        /* Sum the row's exponentials. If one column has almost all of the sum, its logarithm comes
+         * from the sum of the others. */
         Exponents e = row_exponents<T>(s.a, r * s.cols, s.cols, s.wide);
         float log_sum = logf(e.sum), factor = 1.0f / e.sum;
+        if (s.log_of && e.sum < sure_sum) log_sum = log1pf(below_top<T>(s, r, e.top));
 
         /* Read the row again, and write its softmax or the logarithm. */
         Part p;
@@ -4750,33 +4772,60 @@ __global__ void __launch_bounds__(team_threads, 3)
     }
 }
 
-/* da = y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. */
+/* A column with 3/4 of the probability or more is sure; at most one is. */
+__device__ inline bool is_sure(float y, int log_of) { return y >= (log_of ? -0.2876821f : 0.75f); }
+
+/* The sums of a row of a softmax's backward pass: dy of its sure column, or 0; over the other
+ * columns, the sums of y and of dy y, or of dy for the log. */
+struct BackSums { float sure, y, dy; };
+template <int T> __device__ inline BackSums back_sums(const SoftmaxBackJob &s, int64_t r) {
+    LongSum sums = { 0.0f, 0.0f };
+    float dy[8], y[8], sure = 0.0f, share = 0.0f;
+    Part p;
+    MIXPI_PARTS(p, s.cols, T, (int)threadIdx.x % T) {
+        float part = 0.0f;
+        get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
+        get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            if (k >= p.n) continue;
+            const bool is = is_sure(y[k], s.log_of);
+            if (is) sure = dy[k];
+            else part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
+            share += is ? 0.0f : y[k];
+        }
+        add_long(sums, part);
+    }
+    BackSums all;
+    all.sure = team_sum<T>(sure);
+    all.y = team_sum<T>(share);
+    all.dy = value_of(team_sum<T>(sums));
+    return all;
+}
+
+/* da = y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. In a sure column these differences
+ * cancel. Its slope comes from the other columns: all dy count from this column's, or, for the log,
+ * the slope is -(the others' sum + sum(dy) (e^y - 1)). */
 template <int T>
 __global__ void __launch_bounds__(team_threads, 3)
     softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
     const int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        /* Sum dy y over the row, or dy for the log. */
-        float dy[8], y[8];
-        LongSum sum = { 0.0f, 0.0f };
-        Part p;
-        MIXPI_PARTS(p, s.cols, T, rank) {
-            float part = 0.0f;
-            get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
-            get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
-            MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
-            add_long(sum, part);
-        }
-        const float total = value_of(team_sum<T>(sum));
+        const BackSums sums = back_sums<T>(s, r);
+        const float all = s.log_of ? sums.dy + sums.sure : fmaf(-sums.sure, sums.y, sums.dy);
 
         /* Read the row again, and write its gradient. */
+        float dy[8], y[8];
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++)
-                dy[k] = s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
+            for (int k = 0; k < 8; k++) {
+                if (!s.log_of) dy[k] = y[k] * ((dy[k] - sums.sure) - all);
+                else if (is_sure(y[k], 1)) dy[k] = -fmaf(all, expm1f(y[k]), sums.dy);
+                else dy[k] = fmaf(exp_of(y[k]), -all, dy[k]);
+            }
             add_part(s.da, r * s.cols, p, s.wide, dy);
         }
     }
@@ -4815,10 +4864,27 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     int32_t target = s.targets[r];
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
+/* A row of cross entropy: its largest element, and the exponentials of the target and of all other
+ * columns. Their sum is not made before its use: it would lose `others` beside a target near 1. */
+struct RowExponents { float top, hot, others; };
+template <int T, mixp_dtype D>
+__device__ inline RowExponents entropy_exponents(const EntropyJob &s, int64_t r, const mixp_in &a,
+                                                 int64_t from, float at_target) {
+    const int32_t target = s.targets[r];
+    const bool counts = target != s.ignore && is_id(target, s.cols);
+    const Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide, counts ? target : -1);
+    RowExponents all = { e.top, 0.0f, e.sum };
+    if (!counts) return all;
+    all.top = fmaxf(e.top, at_target);
+    all.hot = exp_of(at_target - base_of(all.top));
+    all.others = e.sum * exp_of(e.top - base_of(all.top));
+    return all;
+}
+
 /* The loss of a row whose target is valid. Its parts are added in double. */
 __device__ inline double loss_of_row(
-    const EntropyJob &s, int32_t target, const Exponents &e, float below, float at_target) {
-    float top = e.top - at_target, log_sum = logf(e.sum);
+    const EntropyJob &s, int32_t target, const RowExponents &e, float below, float at_target) {
+    float top = e.top - at_target, log_sum = log1pf(e.others + (e.hot - 1.0f));
     double loss = (double)top + (double)log_sum;
     if (s.weights) {
         double smooth = (double)s.smoothing, mean = (double)s.weights[s.cols];
@@ -4831,7 +4897,7 @@ __device__ inline double loss_of_row(
 }
 /* Stores the row's loss. */
 __device__ inline void put_loss(
-    const EntropyJob &s, int64_t r, const Exponents &e, float below, float at_target) {
+    const EntropyJob &s, int64_t r, const RowExponents &e, float below, float at_target) {
     /* Compute the loss: 0 for an ignored row, NaN for a target that is no column. */
     const int32_t target = s.targets[r];
     double loss = 0.0;
@@ -4843,8 +4909,11 @@ __device__ inline void put_loss(
     }
 
     /* Store the loss, and what the backward pass needs of the row's softmax. */
-    if (!s.logs) s.top_rsum[2 * r] = e.top;
-    if (!s.logs) s.top_rsum[2 * r + 1] = 1.0f / e.sum;
+    if (!s.logs) {
+        s.stats[3 * r] = e.top;
+        s.stats[3 * r + 1] = 1.0f / (e.hot + e.others);
+        s.stats[3 * r + 2] = e.others / (e.hot + e.others);
+    }
     s.losses[r] = loss;
     if (s.each) s.each[r] = (float)loss;
 }
@@ -4853,11 +4922,12 @@ __global__ void __launch_bounds__(team_threads, 3)
     entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        Exponents e = { 0.0f, 1.0f };
+        const float at_target = target_value(s, r);
+        RowExponents e = { 0.0f, 1.0f, 0.0f };
         float below = 0.0f;
-        if (!s.logs) e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
+        if (!s.logs) e = entropy_exponents<T, D>(s, r, s.logits, r * s.cols, at_target);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank == 0) put_loss(s, r, e, below, target_value(s, r));
+        if (rank == 0) put_loss(s, r, e, below, at_target);
     }
 }
 
@@ -4925,19 +4995,25 @@ __global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ Ent
     else *s.loss = s.more ? (float)sum : not_a_number();
 }
 
-/* The gradient of a row: by (all softmax - hot onehot - others). */
+/* The gradient of a row: by (all softmax - others), and by (target - others) at the target, whose
+ * all p - hot with p near 1 is made of the others' probability. */
 struct Slopes {
-    float by, all, hot, others;
+    float by, all, target, others;
 };
+__device__ inline float target_slope(float all, float spread, float rest) {
+    return fmaf(-all, rest, spread);
+}
 __device__ inline Slopes slopes_of(const EntropyBackJob &s, int64_t r, float factor, bool counts) {
-    Slopes d = { factor, 1.0f, 1.0f - s.smoothing, 0.0f };
+    Slopes d = { factor, 1.0f, 0.0f, 0.0f };
+    float hot = 1.0f - s.smoothing, spread = s.smoothing;
     if (s.smoothing > 0.0f) d.others = s.smoothing / (float)s.cols;
     if (s.each) d.by = get1(s.dloss, r);
     if (s.weights && counts) {
-        d.hot *= s.weights[s.targets[r]];
-        d.all = d.hot + s.smoothing * s.weights[s.cols];
+        hot *= s.weights[s.targets[r]];
+        spread *= s.weights[s.cols];
+        d.all = hot + spread;
     }
-    if (s.logs) d.all = 0.0f;
+    d.target = s.logs ? -hot : target_slope(d.all, spread, s.stats[3 * r + 2]);
     return d;
 }
 
@@ -4953,8 +5029,8 @@ __global__ void __launch_bounds__(team_threads, 3)
         const int32_t target = s.targets[r];
         const bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
         Slopes d = slopes_of(s, r, factor, !ignored && !bad);
-        const float top = s.logs ? 0.0f : s.top_rsum[2 * r];
-        const float rsum = s.logs ? 0.0f : s.top_rsum[2 * r + 1] * d.all;
+        const float top = s.logs ? 0.0f : s.stats[3 * r];
+        const float rsum = s.logs ? 0.0f : s.stats[3 * r + 1] * d.all;
 
         /* Skip an ignored row that adds nothing; report a target that is no column. */
         if (ignored && s.dlogits.accumulate) continue;
@@ -4968,10 +5044,10 @@ __global__ void __launch_bounds__(team_threads, 3)
             if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                float hot = k * p.step == hot_at ? d.hot : 0.0f, others = d.others;
-                float share = s.logs ? 0.0f : exp_of(v[k] - top) * rsum;
+                float others = d.others, share = s.logs ? 0.0f : exp_of(v[k] - top) * rsum;
+                if (k * p.step == hot_at) share = d.target;
                 if (s.weights && k < p.n) others *= s.weights[p.col + k * p.step];
-                v[k] = ignored ? 0.0f : (share - hot - others) * d.by;
+                v[k] = ignored ? 0.0f : (share - others) * d.by;
             }
             plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
@@ -5022,13 +5098,14 @@ template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
  * `next` overwrites each part after the part's gradient is stored. */
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-    int64_t from, const Exponents &e, int64_t next) {
+    int64_t from, const RowExponents &e, int64_t next) {
     /* Find the factors of the row's gradient. */
     const int32_t target = s.targets[r];
     const bool ignored = target == s.ignore;
     const float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f;
     float by = __fmul_rn(*s.scale, s.share) / *s.counted;
-    const float rsum = 1.0f / e.sum;
+    const float rsum = 1.0f / (e.hot + e.others);
+    const float at_target = target_slope(1.0f, s.smoothing, e.others / (e.hot + e.others));
     if (!ignored && !is_id(target, s.cols)) by = not_a_number();
 
     /* Write the gradient part by part, and fetch the next row's part in its place. */
@@ -5040,9 +5117,8 @@ __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp
         if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
-            float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
-            float share = exp_of(v[k] - e.top) * rsum;
-            v[k] = ignored ? 0.0f : (share - hot - others) * by;
+            const float share = exp_of(v[k] - e.top) * rsum;
+            v[k] = ignored ? 0.0f : ((k * p.step == hot_at ? at_target : share) - others) * by;
         }
         if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         else put_part(s.dlogits, r * s.cols, p, s.wide, v);
@@ -5063,7 +5139,7 @@ __global__ void __launch_bounds__(team_threads, 3)
         const int64_t from = kept ? 0 : r * s.cols;
 
         /* Sum the row's exponentials, and store its loss. */
-        Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
+        const RowExponents e = entropy_exponents<T, D>(s, r, a, from, at_target);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank == 0) put_loss(s, r, e, below, at_target);
 

@@ -263,7 +263,8 @@ typedef struct mixp_softmax_args {
     mixp_out y;
 } mixp_softmax_args;
 
-/* da (+)= y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. y is the forward's result. */
+/* da (+)= y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. y is the forward's result. In a column
+ * with 3/4 of the probability or more, the difference is made from the other columns. */
 typedef struct mixp_softmax_backward_args {
     int64_t  rows, cols;
     int      log_of;
@@ -360,9 +361,11 @@ typedef struct mixp_cross_entropy_args {
     const int32_t *targets;
     mixp_in        logits;
     float         *loss;
-    float         *top_rsum;    /* [rows, 2], for the backward pass: the row's largest value,
-                                   top, and 1 / the sum of exp(x - top). Kept apart, because
-                                   one log-sum-exp would lose digits to a large top        */
+    float         *stats;       /* [rows, 3], for the backward pass: the row's largest value,
+                                   top; 1 / the sum of exp(x - top); and the probability of all
+                                   columns but the target, which 1 - softmax would lose if the
+                                   target is near 1. One log-sum-exp would lose digits to a
+                                   large top                                               */
     float         *counted;     /* number of counted rows, for the backward pass           */
     int64_t        before;      /* rows of earlier calls, all with `more` 1: loss and counted
                                    hold their mean and count, and this call continues both.
@@ -380,17 +383,18 @@ typedef struct mixp_cross_entropy_args {
 MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
 { return k->before || k->weights || k->logs || k->sum || k->more || k->each; }
 
-/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols);
- * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target]
- * + smoothing mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax
- * is 0. dlogits may be logits. */
+/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols),
+ * where the target's difference is made from stats, without cancellation; a row that does not count
+ * contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] + smoothing mean(w)) - (1 -
+ * smoothing) w[target] onehot - smoothing w / cols). With logs, softmax is 0. dlogits may be
+ * logits. */
 typedef struct mixp_cross_entropy_backward_args {
     int64_t        rows, cols;
     int32_t        ignore;
     float          smoothing;
     const int32_t *targets;
     mixp_in        dloss, logits;
-    const float   *top_rsum, *counted;
+    const float   *stats, *counted;
     mixp_out       dlogits;
     const float   *weights;     /* as in the forward pass                                  */
     int            logs;        /* as in the forward pass                                  */

@@ -17,17 +17,32 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
 }
 
-/* The largest of a[at, at+cols). It may miss a NaN, which the sum then propagates. */
+/* The largest of `best` and n floats. It may miss a NaN, which a sum then propagates. */
+MIXPI_K float MIXPI_P(floats_max)(const float *p, int64_t n, float best) {
+    static const float lanes[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    mixpi_v m = mixpi_vset(best);
+    int64_t j;
+    for (j = 0; j + 16 <= n; j += 16) m = mixpi_vmax(mixpi_vload(p + j), m);
+    if (j < n && j > 0) m = mixpi_vmax(mixpi_vload(p + n - 16), m);
+    else if (j < n)
+        m = mixpi_vmax(mixpi_vselect_gt(mixpi_vset((float)n), mixpi_vload(lanes),
+                                        mixpi_vpart(p, n), m), m);
+    return mixpi_vmaxof(m);
+}
+
+/* The place of the first of n floats that is at least `least`, or -1. */
+MIXPI_K int64_t MIXPI_P(floats_first)(const float *p, int64_t n, float least) {
+    int64_t j = 0;
+    if (!(MIXPI_P(floats_max)(p, n, mixp_f32_of_bits(0xFF800000u)) >= least)) return -1;
+    while (!(p[j] >= least)) j++;
+    return j;
+}
+
+/* The largest of a[at, at+cols). */
 MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
-    int64_t j;
-    MIXPI_BLOCKS(i, n, cols) {
-        const float *p = MIXPI_P(read)(a, at + i, n, buf);
-        mixpi_v m = mixpi_vset(best);
-        for (j = 0; j + 16 <= n; j += 16) m = mixpi_vmax(mixpi_vload(p + j), m);
-        best = mixpi_vmaxof(m);
-        for (; j < n; j++) best = p[j] > best ? p[j] : best;
-    }
+    MIXPI_BLOCKS(i, n, cols)
+        best = MIXPI_P(floats_max)(MIXPI_P(read)(a, at + i, n, buf), n, best);
     return best;
 }
 
@@ -43,12 +58,29 @@ MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float ma
     return sum;
 }
 
+/* row_sumexp without the first column that equals max, whose exp is 1: beside 1, the sum would lose
+ * the others. If the row is one block, e holds its exps. */
+MIXPI_K double MIXPI_P(row_others)(mixp_in a, int64_t at, int64_t cols, float max, float *e) {
+    float buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    int found = 0;
+    MIXPI_BLOCKS(i, n, cols) {
+        if (cols > MIXPI_BLOCK)
+            MIXPI_P(floats_exp)(e, MIXPI_P(read)(a, at + i, n, buf), -max, n);
+        const int64_t j = found ? -1 : MIXPI_P(floats_first)(e, n, 1.0f);
+        if (j >= 0) e[j] = 0.0f;
+        found |= j >= 0;
+        sum += (double)MIXPI_P(floats_sum)(e, n);
+    }
+    return sum;
+}
+
 /* --- softmax --- */
 
-/* (a - max) - log(sum), each difference rounded. */
+/* (a - max) - lse, each difference rounded. */
 MIXPI_K void MIXPI_P(log_softmax_row)(const mixp_softmax_args *k, int64_t at, float max,
-                                      float sum) {
-    float buf[MIXPI_BLOCK], v[MIXPI_BLOCK], lse = logf(sum);
+                                      float lse) {
+    float buf[MIXPI_BLOCK], v[MIXPI_BLOCK];
     MIXPI_BLOCKS(i, n, k->cols) {
         MIXPI_P(floats_affine)(v, MIXPI_P(read)(k->a, at + i, n, buf), -max, 1.0f, n);
         MIXPI_P(floats_affine)(v, v, -lse, 1.0f, n);
@@ -62,49 +94,79 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
     float max = MIXPI_P(row_max)(k->a, at, k->cols);
-    float sum = (float)MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
+    double sum = MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
     if (k->log_of) {
-        MIXPI_P(log_softmax_row)(k, at, max, sum);
+        const int sure = sum < 1.0 + MIXPI_SURE;
+        MIXPI_P(log_softmax_row)(k, at, max,
+                                 sure ? log1pf((float)MIXPI_P(row_others)(k->a, at, k->cols, max, e))
+                                      : logf((float)sum));
         return;
     }
     MIXPI_BLOCKS(i, n, k->cols) {
         if (k->cols > MIXPI_BLOCK)
             MIXPI_P(floats_exp)(e, MIXPI_P(read)(k->a, at + i, n, buf), -max, n);
-        MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / sum, n);
+        MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / (float)sum, n);
         MIXPI_P(write)(k->y, at + i, n, e);
     }
 }
 
 MIXPI_KERNEL(softmax, mixpi_cpu_softmax, mixp_softmax_args, MIXPI_P(softmax_row))
 
-/* -sum(dy y) of the row at `at`; for log_softmax, -sum(dy). */
-MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
-    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK];
+/* The sum over a row of (dy - dy[but]) y, or of dy for the log, without column `but`. With -1, the sum
+ * of dy y, or of dy, over all columns; then the column that has 3/4 or more of y goes to *sure. */
+MIXPI_K double MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at,
+                                         int64_t but, int64_t *sure) {
+    const float shift = but < 0 || k->log_of ? 0.0f : MIXPI_P(read_one)(k->dy, at + but);
+    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK], part[MIXPI_BLOCK];
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, k->cols) {
-        const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
-        if (k->log_of) sum += (double)MIXPI_P(floats_sum)(dy, n);
-        else
-            sum +=
-                (double)MIXPI_P(floats_dot)(dy, MIXPI_P(read)(k->y, at + i, n, y_buf), n);
+        const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf), *y = NULL;
+        if (!k->log_of) y = MIXPI_P(read)(k->y, at + i, n, y_buf);
+        if (but >= 0) {
+            MIXPI_P(floats_affine)(part, dy, -shift, 1.0f, n);
+            if (but >= i && but < i + n) part[but - i] = 0.0f;
+            dy = part;
+        } else if (y && *sure < 0) {
+            const int64_t j = MIXPI_P(floats_first)(y, n, 0.75f);
+            if (j >= 0) *sure = i + j;
+        }
+        sum += (double)(y ? MIXPI_P(floats_dot)(dy, y, n) : MIXPI_P(floats_sum)(dy, n));
     }
-    return -(float)sum;
+    return sum;
 }
 
+/* The slope of log_softmax at a column with 3/4 of the probability or more: dy - e^y sum(dy). */
+MIXPI_K float MIXPI_P(log_softmax_sure)(const mixp_softmax_backward_args *k, int64_t at,
+                                        int64_t col, float y) {
+    const double others = MIXPI_P(softmax_back_sum)(k, at, col, NULL);
+    const double all = others + (double)MIXPI_P(read_one)(k->dy, at + col);
+    return (float)-(others + all * expm1((double)y));
+}
+
+/* da = y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. In a column with 3/4 of the probability
+ * or more these differences cancel, so its slope comes from the other columns: softmax counts all
+ * dy from this column's. */
 MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
     const mixp_softmax_backward_args *k = (const mixp_softmax_backward_args *)args;
-    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK], da[MIXPI_BLOCK];
-    int64_t j, at = row * k->cols;
-    mixpi_v sum = mixpi_vset(MIXPI_P(softmax_back_sum)(k, at));
+    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK], da[MIXPI_BLOCK], shift = 0.0f;
+    int64_t at = row * k->cols, sure = -1;
+    double all = MIXPI_P(softmax_back_sum)(k, at, -1, &sure);
+    if (sure >= 0) {
+        shift = MIXPI_P(read_one)(k->dy, at + sure);
+        all = MIXPI_P(softmax_back_sum)(k, at, sure, NULL);
+    }
+    const mixpi_v from = mixpi_vset(shift), sum = mixpi_vset(-(float)all);
     MIXPI_BLOCKS(i, n, k->cols) {
         const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
         const float *y = MIXPI_P(read)(k->y, at + i, n, y_buf);
-        for (j = 0; j < n; j += 16) {
+        for (int64_t j = 0; j < n; j += 16) {
             mixpi_v g = mixpi_vpart(dy + j, n - j), v = mixpi_vpart(y + j, n - j);
             if (k->log_of) v = mixpi_vfma(mixpi_vexp(v), sum, g);
-            else v = mixpi_vmul(v, mixpi_vadd(g, sum));
+            else v = mixpi_vmul(v, mixpi_vadd(mixpi_vsub(g, from), sum));
             mixpi_vstore(da + j, v);
         }
+        sure = k->log_of ? MIXPI_P(floats_first)(y, n, -0.2876821f) : -1;
+        if (sure >= 0) da[sure] = MIXPI_P(log_softmax_sure)(k, at, i + sure, y[sure]);
         MIXPI_P(write)(k->da, at + i, n, da);
     }
 }
@@ -424,57 +486,63 @@ MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
 
 /* --- losses --- */
 
-/* The mean of a row, or of the row times weights. */
-MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, const float *weights, int64_t cols) {
-    float buf[MIXPI_BLOCK], times[MIXPI_BLOCK];
-    double sum = 0.0;
-    MIXPI_BLOCKS(i, n, cols) {
-        const float *x = MIXPI_P(read)(a, at + i, n, buf);
-        for (int64_t j = 0; weights && j < n; j++) times[j] = x[j] * weights[i + j];
-        sum += (double)MIXPI_P(floats_sum)(weights ? times : x, n);
-    }
-    return sum / (double)cols;
-}
-
-/* The smoothed part of a row's loss: the mean over the columns. */
-MIXPI_K double MIXPI_P(entropy_smooth)(const mixp_cross_entropy_args *k, int64_t at, double max,
+/* The smoothed part of a row's loss: the mean over the columns of the distance below the largest
+ * logit, times the columns' weights, and as much of log_sum as the weights' mean. */
+MIXPI_K double MIXPI_P(entropy_smooth)(const mixp_cross_entropy_args *k, int64_t at, float max,
                                        double log_sum) {
-    const double mean = MIXPI_P(row_mean)(k->logits, at, k->weights, k->cols);
-    if (!k->weights) return max - mean + log_sum;
-    return (double)k->weights[k->cols] * (max + log_sum) - mean;
+    const float share = (float)(1.0 / (double)k->cols);
+    float buf[MIXPI_BLOCK], below[MIXPI_BLOCK];
+    double sum = k->weights ? (double)k->weights[k->cols] * log_sum : log_sum;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *x = MIXPI_P(read)(k->logits, at + i, n, buf);
+        MIXPI_P(floats_affine)(below, x, -max, -share, n);
+        for (int64_t j = 0; k->weights && j < n; j++) below[j] *= k->weights[i + j];
+        sum += (double)MIXPI_P(floats_sum)(below, n);
+    }
+    return sum;
 }
 
 /* The row's loss, with its parts added in double. */
 MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
     const mixp_cross_entropy_args *k = job->k;
-    int64_t at = row * k->cols;
-    int32_t target = k->targets[row];
+    const int64_t at = row * k->cols;
+    const int32_t target = k->targets[row];
+    const int counts = target != k->ignore;
+    const float at_target = counts ? MIXPI_P(read_one)(k->logits, at + target) : 0.0f;
     float e[MIXPI_BLOCK], max = 0.0f, log_sum = 0.0f;
-    double smooth = (double)k->smoothing;
+    const double smooth = (double)k->smoothing;
 
-    /* The largest logit and the sum of exponentials; backward reads them too. */
+    /* The largest logit, the sum of exponentials, and the sum without the target's. */
     if (!k->logs) {
         max = MIXPI_P(row_max)(k->logits, at, k->cols);
-        const double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
-        log_sum = logf((float)sum);
-        k->top_rsum[2 * row] = max;
-        k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
+        const double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e), rsum = 1.0 / sum;
+        double rest = sum;
+        if (counts) rest -= (double)(k->cols > MIXPI_BLOCK ? expf(at_target - max) : e[target]);
+        if (counts && at_target >= max && sum < 1.0 + MIXPI_SURE) {
+            rest = MIXPI_P(row_others)(k->logits, at, k->cols, max, e);
+            log_sum = log1pf((float)rest);
+        } else {
+            log_sum = logf((float)sum);
+        }
+        k->stats[3 * row] = max;
+        k->stats[3 * row + 1] = (float)rsum;
+        k->stats[3 * row + 2] = (float)(rest * rsum);
     }
 
     /* The loss of the target; smoothing mixes in those of all classes. */
-    if (target == k->ignore) return;
-    job->losses[row] =
-        (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
+    if (!counts) return;
+    job->losses[row] = (double)(max - at_target) + (double)log_sum;
     if (k->weights) job->losses[row] *= (double)k->weights[target];
     if (!(smooth > 0.0)) return;
     job->losses[row] *= 1.0 - smooth;
-    job->losses[row] += smooth * MIXPI_P(entropy_smooth)(k, at, (double)max, (double)log_sum);
+    job->losses[row] += smooth * MIXPI_P(entropy_smooth)(k, at, max, (double)log_sum);
 }
 
 MIXPI_KERNEL(cross_entropy, mixpi_cpu_cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
-/* d = factor (all softmax - hot onehot + others) of the columns i to i + n of a row. */
+/* d = factor (all softmax + others) of the columns i to i + n of a row; the target's is of its
+ * own. */
 MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *k, int64_t row,
                                         mixpi_entropy_slopes s, int64_t i, int64_t n, float *d) {
     const int64_t target = k->targets[row];
@@ -484,14 +552,14 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
     if (k->logs) {
         memset(d, 0, MIXPI_BLOCK * sizeof *d);
     } else {
-        const float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
+        const float top = k->stats[3 * row], rsum = k->stats[3 * row + 1];
         const float *a = MIXPI_P(read)(k->logits, row * k->cols + i, n, buf);
         MIXPI_P(floats_exp)(d, a, -top, n);
         MIXPI_P(floats_affine)(d, d, 0.0f, k->weights ? rsum * s.all : rsum, n);
     }
 
     /* The parts of the target and of smoothing. */
-    if (target >= i && target < i + n) d[target - i] -= s.hot;
+    if (target >= i && target < i + n) d[target - i] = s.target;
     if (k->weights && k->smoothing > 0.0f) {
         MIXPI_P(floats_affine)(buf, k->weights + i, 0.0f, s.others, n);
         MIXPI_P(floats_add)(d, d, buf, n);

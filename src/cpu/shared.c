@@ -856,6 +856,10 @@ static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
 static int64_t mixpi_embedding_back_work(const mixp_embedding_backward_args *k)
 { return mixpi_ceil_div((k->rows + k->vocab) * k->cols, k->vocab > 0 ? k->vocab : 1); }
 
+/* The largest exponential of a row is 1. Where the sum of the others is less than this, it is summed
+ * without the largest, because 1 + others loses digits. */
+#define MIXPI_SURE 0.25
+
 /* cross_entropy: the rows' losses in double, added in order. */
 typedef struct mixpi_entropy_job {
     const mixp_cross_entropy_args *k;
@@ -899,21 +903,29 @@ typedef struct mixpi_entropy_back_job {
     float factor;
 } mixpi_entropy_back_job;
 
-/* A row's gradient: factor (all softmax - hot onehot + others). */
+/* A row's gradient: factor (all softmax + others), and factor (target + others) at the target. */
 typedef struct mixpi_entropy_slopes {
-    float factor, all, hot, others;
+    float factor, all, target, others;
 } mixpi_entropy_slopes;
 
+/* The target's slope, all p - hot with p near 1, is made of the others' probability, 1 - p, which
+ * keeps its digits. Products in double are exact, so contracting them changes nothing. */
 static mixpi_entropy_slopes mixpi_entropy_slopes_of(const mixpi_entropy_back_job *job,
                                                     int64_t row) {
     const mixp_cross_entropy_backward_args *k = job->k;
-    mixpi_entropy_slopes s = { job->factor, 1.0f, 1.0f - k->smoothing, 0.0f };
+    mixpi_entropy_slopes s = { job->factor, 1.0f, 0.0f, 0.0f };
+    float hot = 1.0f - k->smoothing;
+    double spread = (double)k->smoothing;
     if (k->smoothing > 0.0f) s.others = -k->smoothing / (float)k->cols;
     if (k->each) s.factor = mixp_get(k->dloss, row);
-    if (!k->weights || k->targets[row] == k->ignore) return s;
-    s.hot *= k->weights[k->targets[row]];
-    /* Products in double are exact, so contracting them changes nothing. */
-    s.all = (float)((double)s.hot + (double)k->smoothing * (double)k->weights[k->cols]);
+    if (k->targets[row] == k->ignore) return s;
+    if (k->weights) {
+        hot *= k->weights[k->targets[row]];
+        spread *= (double)k->weights[k->cols];
+        s.all = (float)((double)hot + spread);
+    }
+    if (k->logs) s.target = -hot;
+    else s.target = (float)(spread - (double)s.all * (double)k->stats[3 * row + 2]);
     return s;
 }
 
@@ -933,7 +945,7 @@ static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
     back.smoothing = k->loss.smoothing;
     back.targets = k->loss.targets;
     back.logits = k->loss.logits;
-    back.top_rsum = k->loss.top_rsum;
+    back.stats = k->loss.stats;
     back.counted = k->loss.counted;
     back.dlogits = k->dlogits;
     return back;

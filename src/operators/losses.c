@@ -37,11 +37,11 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
 
-/* Allocates the data for backward: two numbers of each row, and the number of rows that count. */
+/* Allocates the data for backward: three numbers of each row, and the number of rows that count. */
 static mixp_result mixpi_entropy_save(mixp_call *c, int64_t rows) {
     int64_t shape[2];
     shape[0] = rows;
-    shape[1] = 2;
+    shape[1] = 3;
     if (!mixp_call_save(c, 0, MIXP_F32, 2, shape)) return MIXP_ERR_MEMORY;
     return mixp_call_save(c, 1, MIXP_F32, 0, NULL) ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -53,7 +53,7 @@ static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_arg
     k->targets = (const int32_t *)c->in[1]->data;
     k->logits = mixpi_call_x(c, 0);
     k->loss = (float *)c->out->data;
-    k->top_rsum = mixpi_saved(c, 0);
+    k->stats = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
     return MIXP_OK;
 }
@@ -129,7 +129,7 @@ static mixp_cross_entropy_backward_args mixpi_entropy_backward_of(
     k.smoothing = forward->smoothing;
     k.targets = forward->targets;
     k.logits = forward->logits;
-    k.top_rsum = forward->top_rsum;
+    k.stats = forward->stats;
     k.counted = forward->counted;
     k.weights = forward->weights;
     k.logs = forward->logs;
@@ -175,7 +175,7 @@ MIXPREC_API mixp_tensor *mixp_nll(
 /* Inputs: x, w, the targets, the bias and the class weights; the last two may be missing. */
 typedef struct mixpi_chunked {
     mixpi_entropy loss;         /* attributes of the loss of all rows, with logits and
-                                   top_rsum of the current chunk                           */
+                                   stats of the current chunk                              */
     int64_t chunk, width;       /* rows of a chunk; columns of x and w                     */
     mixp_dtype dtype;           /* dtype of the logits' gradient; the logits are f32       */
     mixp_in x, w, bias;
@@ -240,7 +240,7 @@ static mixp_result mixpi_chunked_loss(
     mixp_cross_entropy_args k = h->loss.k;
     k.rows = mixpi_chunked_rows(h, first);
     k.targets += first;
-    k.top_rsum += 2 * first;
+    k.stats += 3 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
     k.more = first + k.rows < h->loss.k.rows;
@@ -280,7 +280,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
     mixp_tensor *logits = mixpi_chunked_room(c, h, MIXP_F32);
     if (!logits || mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
-    k->top_rsum = mixpi_saved(c, 0);
+    k->stats = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
     mixpi_warn_unless_counts(c, k, k->rows);
     for (int64_t first = 0; first < k->rows && r == MIXP_OK; first += h->chunk) {
@@ -304,7 +304,7 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked_walk 
     mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&s->h->loss.k);
     k.rows = mixpi_chunked_rows(s->h, first);
     k.targets += first;
-    k.top_rsum += 2 * first;
+    k.stats += 3 * first;
     k.dloss = k.each ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_dy(c);
     k.logits = mixpi_tensor_in(s->logits);
     k.dlogits = mixpi_tensor_out(s->dlogits, 0);

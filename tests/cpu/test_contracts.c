@@ -528,7 +528,7 @@ static void embedding_slopes(void) {
 }
 
 static mixp_cross_entropy_args entropy(void) {
-    static float loss, counted, top_rsum[4];
+    static float loss, counted, stats[6];
     mixp_cross_entropy_args good;
     memset(&good, 0, sizeof good);
     good.rows = 2;
@@ -538,7 +538,7 @@ static mixp_cross_entropy_args entropy(void) {
     good.logits = f32_in();
     good.loss = &loss;
     good.counted = &counted;
-    good.top_rsum = top_rsum;
+    good.stats = stats;
     return good;
 }
 
@@ -559,7 +559,7 @@ static void entropy_slopes(void) {
     good.ignore = -100;
     good.targets = ids;
     good.dloss = good.logits = f32_in();
-    good.top_rsum = in;
+    good.stats = in;
     good.counted = &one;
     good.dlogits = f32_out();
     TAKES(cross_entropy_backward, good);

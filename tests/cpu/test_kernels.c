@@ -863,6 +863,14 @@ static double row_lse(const double *x, int64_t n) {
     return max + log(sum);
 }
 
+/* Where a row of y, a softmax or its logarithm, has 3/4 or more; or -1. Its gradient there keeps its
+ * digits: the error is relative to the other columns' part. */
+static int64_t sure_column(test_array y, int64_t at, int64_t cols, int log_of) {
+    for (int64_t i = at; i < at + cols; i++)
+        if ((log_of ? exp(array_get(y, i)) : array_get(y, i)) >= 0.75) return i;
+    return -1;
+}
+
 static void softmax_body(void) {
     int c, log_of;
     int64_t i, j;
@@ -880,21 +888,25 @@ static void softmax_body(void) {
             old = doubles(da, n, add);
             CALL(softmax_backward(&X, args_softmax_backward(rows, cols, log_of, da, add, dy, y)));
             for (i = 0; i < rows; i++) {
-                double lse = row_lse(x + i * cols, cols), dot = 0.0, size = 0.0;
+                double lse = row_lse(x + i * cols, cols), dot = 0.0, size = 0.0, from = 0.0;
+                const int64_t sure = sure_column(y, i * cols, cols, log_of);
+                if (sure >= 0 && !log_of) from = array_get(dy, sure);
                 for (j = 0; j < cols; j++) {
-                    double v = x[i * cols + j] - lse, t = array_get(dy, i * cols + j);
+                    double v = x[i * cols + j] - lse, t = array_get(dy, i * cols + j) - from;
                     expect(y, i * cols + j, log_of ? v : exp(v), EPS * (log_of ? 4.0 * (fabs(v) +
                         fabs(lse)) + 2.0 : (8.0 + 4.0 * fabs(v)) * exp(v)));
                     if (!log_of) t *= array_get(y, i * cols + j);
                     dot += t;
-                    size += fabs(t);
+                    if (!log_of || i * cols + j != sure) size += fabs(t);
                 }
                 for (j = 0; j < cols; j++) {
                     int64_t at = i * cols + j;
-                    double g = array_get(dy, at), v = array_get(y, at), want;
+                    double g = array_get(dy, at) - from, v = array_get(y, at), want, by;
                     want = old[at] + (log_of ? g - exp(v) * dot : v * (g - dot));
-                    expect(da, at, want, EPS * (fabs(want) + 8.0 * (log_of ? fabs(g) +
-                        exp(v) * (size + fabs(dot)) : v * (fabs(g) + size))));
+                    if (!log_of) by = v * (fabs(g) + size);
+                    else if (at == sure) by = size + fabs(dot * expm1(v));
+                    else by = fabs(g) + exp(v) * (size + fabs(dot));
+                    expect(da, at, want, EPS * (fabs(want) + 8.0 * by));
                 }
             }
             finish(y, n);
@@ -1209,17 +1221,27 @@ static double row_top(const double *x, int64_t n) {
     return top;
 }
 
-/* What a row's backward pass wants: its largest, and 1 / the sum of exp(x - it). */
-static void expect_stats(test_array stats, int64_t r, const double *x, int64_t cols) {
-    double top = row_top(x, cols), rsum = exp(top - row_lse(x, cols));
-    CHECK(array_get(stats, 2 * r) == top);
-    expect(stats, 2 * r + 1, rsum, EPS * 4.0 * rsum);
+/* The probability of all columns of a row but `target`. */
+static double row_rest(const double *x, int64_t n, int64_t target) {
+    double rest = 0.0, lse = row_lse(x, n);
+    for (int64_t i = 0; i < n; i++) if (i != target) rest += exp(x[i] - lse);
+    return rest;
+}
+
+/* What a row's backward pass wants: its largest, 1 / the sum of exp(x - it), and the rest. */
+static void expect_stats(test_array stats, int64_t r, const double *x, int64_t cols, int target) {
+    double top = row_top(x, cols), rsum = exp(top - row_lse(x, cols)), rest;
+    CHECK(array_get(stats, 3 * r) == top);
+    expect(stats, 3 * r + 1, rsum, EPS * 4.0 * rsum);
+    if (target == -100) return;
+    rest = row_rest(x, cols, target);
+    expect(stats, 3 * r + 2, rest, EPS * (8.0 + 2.0 * fabs(log(rest + 1e-45))) * rest);
 }
 
 static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     int add = random_to(2), place = !add && random_to(2);
     test_array a = values(random_dtype(), rows * cols, random_to(2) ? 1.0 : 15.0),
-        stats = array_new(MIXP_F32, 2 * rows);
+        stats = array_new(MIXP_F32, 3 * rows);
     test_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1),
         dloss = array_new(random_dtype(), 1), d;
     double *x = doubles(a, rows * cols, 1), *old, sum = 0.0, count = 0.0;
@@ -1233,7 +1255,7 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
         (float *)stats.data, (float *)counted.data, a, t)));
     for (r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols);
-        expect_stats(stats, r, x + r * cols, cols);
+        expect_stats(stats, r, x + r * cols, cols, t[r]);
         if (t[r] == -100) continue;
         sum += l - x[r * cols + t[r]];
         count += 1.0;
@@ -1247,15 +1269,17 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
         args_out(d, add), dloss, a, t, (const float *)stats.data, (const float *)counted.data)));
     for (r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols), top = row_top(x + r * cols, cols);
+        double rest = row_rest(x + r * cols, cols, t[r]);
         for (j = 0; j < cols; j++) {
             int64_t at = r * cols + j;
-            double p = exp(x[at] - l), f = 1024.0 / (count > 0.0 ? count : 1.0), want;
-            want = t[r] == -100 ? 0.0 : f * (p - (j == t[r]));
-            expect(d, at, want + old[at], EPS * (f * (6.0 + 2.0 * (top - x[at])) * p +
-                f * (j == t[r]) + 2.0 * fabs(want) + fabs(want + old[at])));
+            double p = j == t[r] ? -rest : exp(x[at] - l), want;
+            double f = 1024.0 / (count > 0.0 ? count : 1.0);
+            want = t[r] == -100 ? 0.0 : f * p;
+            expect(d, at, want + old[at], EPS * (f * (8.0 + 2.0 * (top - x[at]) + 2.0 * fabs(log(
+                fabs(p) + 1e-45))) * fabs(p) + fabs(want + old[at])));
         }
     }
-    finish(stats, 2 * rows);
+    finish(stats, 3 * rows);
     finish(loss, 1);
     finish(counted, 1);
     finish(d, rows * cols);
@@ -1268,7 +1292,7 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
 
 /* Loss and gradient in one pass, over the logits or beside them. */
 static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int place) {
-    test_array a = values(random_dtype(), rows * cols, 3.0), stats = array_new(MIXP_F32, 2 * rows);
+    test_array a = values(random_dtype(), rows * cols, 3.0), stats = array_new(MIXP_F32, 3 * rows);
     test_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1);
     test_array d = place ? a : array_new(random_dtype(), rows * cols);
     double *x = doubles(a, rows * cols, 1), sum = 0.0, count = 0.0, f;
@@ -1285,13 +1309,14 @@ static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int plac
     f = 256.0 / count;
     for (r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols), top = row_top(x + r * cols, cols);
-        expect_stats(stats, r, x + r * cols, cols);
+        double rest = row_rest(x + r * cols, cols, t[r]);
+        expect_stats(stats, r, x + r * cols, cols, t[r]);
         if (t[r] != -100) sum += l - x[r * cols + t[r]];
         for (j = 0; j < cols; j++) {
-            double v = x[r * cols + j], p = exp(v - l), want = f * (p - (j == t[r]));
+            double v = x[r * cols + j], want = f * (j == t[r] ? -rest : exp(v - l));
             if (t[r] == -100) want = 0.0;
-            expect(d, r * cols + j, want, EPS * (f * (6.0 + 2.0 * (top - v)) * p +
-                f * (j == t[r]) + 2.0 * fabs(want)));
+            expect(d, r * cols + j, want, EPS * (8.0 + 2.0 * (top - v) + 2.0 * fabs(log(rest +
+                1e-45))) * fabs(want));
         }
     }
     CHECK(array_get(counted, 0) == count);
@@ -1305,7 +1330,7 @@ static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int plac
 
 static void entropy_body(void) {
     int c, bad;
-    float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, stats[4], loss = 7.0f, counted;
+    float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, stats[6], loss = 7.0f, counted;
     int32_t t[2] = { 0, 0 };
     for (c = 0; c < COLUMNS; c++) {
         check_entropy(1 + random_to(7), columns[c], 0);

@@ -338,7 +338,7 @@ static void smooth_body() {
     int turn = 0;
     for (const int64_t *c : cases) {
         Pair logits = numbers(real_of(turn), c[0] * c[1], 3.0, turn % 2);
-        Pair targets = indexes(c[0], c[1]), loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * c[0], 0);
+        Pair targets = indexes(c[0], c[1]), loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * c[0], 0);
         Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(MIXP_F32, 1, 1.0, 0);
         Pair d = output(real_of(turn + 1), c[0] * c[1], turn % 2);
         mixp_cross_entropy_args k;

@@ -323,7 +323,7 @@ static void embedding_sorted(void) { in_all_schedules(embedding_sorted_body); }
 
 static void entropy_with(int64_t rows, int64_t cols, int32_t ignore, int add, bool in_place) {
     Pair logits = numbers(any_dtype(), rows * cols, 3.0, any(2)), targets = indexes(rows, cols);
-    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * rows, 0);
     Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(any_dtype(), 1, 100.0, 0);
     Pair d = output(any_dtype(), rows * cols, add);
     for (int64_t i = 0; i < rows; i += 3) set_code(targets, i, (uint32_t)ignore);
@@ -353,10 +353,60 @@ static void entropy_body(void) {
 }
 static void cross_entropy(void) { in_all_schedules(entropy_body); }
 
+/* Rows whose targets are ahead of all other columns by 0 to 80: the gradient of the target keeps its
+ * digits, also behind log_softmax, and so does a softmax's. */
+static void sure_rows_with(int64_t cols, mixp_dtype dtype) {
+    const int64_t rows = 9, n = rows * cols;
+    Pair logits = numbers(dtype, n, 0.5, 0), targets = indexes(rows, cols);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * rows, 0);
+    Pair counted = output(MIXP_F32, 1, 0), one = numbers(MIXP_F32, 1, 0, 0);
+    Pair d = output(MIXP_F32, n, 0), y = output(MIXP_F32, n, 0), dy = numbers(MIXP_F32, n, 1.0, 0);
+    mixp_cross_entropy_args k;
+    set_value(one, 0, 1.0);
+    for (int64_t i = 0; i < rows; i++)
+        set_value(logits, i * cols + (int64_t)value_at(targets.cpu, MIXP_I32, i), 10.0 * (double)i);
+#define LOSS() (k = *args_cross_entropy(rows, cols, -100, AT(float, loss), AT(float, stats), \
+        AT(float, counted), ON(logits), AT(const int32_t, targets)), &k)
+    BOTH(cross_entropy_both(X, args_cross_entropy_both(LOSS(), ON(d), AT(float, one), 1.0f)));
+    close_to(d, 1e-37, 2e-5);
+    BOTH(cross_entropy(X, LOSS()));
+    close_to(loss, 0, 2e-6);
+    close_to(stats, 1e-37, 2e-5);
+    BOTH(cross_entropy_backward(X, args_cross_entropy_backward(rows, cols, -100, args_out(ON(d), 0),
+        ON(one), ON(logits), AT(const int32_t, targets), AT(const float, stats),
+        AT(const float, counted))));
+    close_to(d, 1e-37, 2e-5);
+#undef LOSS
+
+    /* dy: any numbers for softmax, 1 at the target and 0 elsewhere for its logarithm. */
+    for (int log_of = 0; log_of < 2; log_of++) {
+        BOTH(softmax(X, args_softmax(rows, cols, log_of, ON(y), ON(logits))));
+        close_to(y, 1e-37, 2e-5);
+        for (int64_t i = 0; log_of && i < n; i++) {
+            const double target = value_at(targets.cpu, MIXP_I32, i / cols);
+            set_value(dy, i, i % cols == (int64_t)target);
+        }
+        BOTH(softmax_backward(X, args_softmax_backward(rows, cols, log_of, ON(d), 0, ON(dy), ON(y))));
+        WAIT();
+        for (int64_t i = 0; i < rows; i++) {        /* other columns differ by a rounded sum */
+            const int64_t at = i * cols + (int64_t)value_at(targets.cpu, MIXP_I32, i);
+            const double g = value_at(d.gpu, MIXP_F32, at), c = value_at(d.cpu, MIXP_F32, at);
+            if (i) CHECK_NEAR(g, c, 1e-37 + 4e-5 * fabs(c));
+        }
+    }
+    finish(logits); finish(targets); finish(loss); finish(stats); finish(counted); finish(one);
+    finish(d); finish(y); finish(dy);
+}
+static void sure_rows_body(void) {
+    static const int64_t lengths[] = { 2, 40, 75, 1032, 2051 };
+    for (int64_t cols : lengths) sure_rows_with(cols, cols == 40 ? MIXP_BF16 : MIXP_F32);
+}
+static void sure_rows(void) { in_all_schedules(sure_rows_body); }
+
 /* With options: 1 = smoothing, 2 = class weights, 4 = log-probabilities, 8 = the sum, 16 = each row. */
 static void entropy_options_with(int64_t rows, int64_t cols, int how) {
     Pair logits = numbers(any_dtype(), rows * cols, 3.0, 0), targets = indexes(rows, cols);
-    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0), each = output(MIXP_F32, rows, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * rows, 0), each = output(MIXP_F32, rows, 0);
     Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(MIXP_F32, how & 16 ? rows : 1, 100.0, 0);
     Pair weights = numbers(MIXP_F32, cols + 1, 2.0, 0), d = output(any_dtype(), rows * cols, 0);
     mixp_cross_entropy_args k;
@@ -396,7 +446,7 @@ static void cross_entropy_options(void) { in_all_schedules(entropy_options_body)
  * 4 = one target is bad. */
 static void entropy_both_with(mixp_dtype dtype, int64_t rows, int64_t cols, int how) {
     Pair logits = numbers(dtype, rows * cols, 3.0, 0), targets = indexes(rows, cols);
-    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * rows, 0);
     Pair counted = output(MIXP_F32, 1, 0), d = output(cols % 3 ? dtype : MIXP_F32, rows * cols, 0);
     Pair scale = numbers(MIXP_F32, 1, 0, 0);
     mixp_cross_entropy_args k;
@@ -463,7 +513,7 @@ static void cross_entropy_both(void) {
 static void entropy_many_body(void) {
     const int64_t rows = 2 * 8192 + 1024 + 77;
     Pair logits = numbers(MIXP_F32, rows * 2, 3.0, 0), targets = indexes(rows, 2);
-    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * rows, 0);
     Pair counted = output(MIXP_F32, 1, 0), d = output(MIXP_F32, rows * 2, 0);
     Pair scale = numbers(MIXP_F32, 1, 0, 0);
     mixp_cross_entropy_args k;
@@ -505,7 +555,7 @@ static const mixp_cross_entropy_args *entropy_after(const mixp_cross_entropy_arg
 static void entropy_parts_body(void) {
     const int64_t first[4] = { 0, 70, 75, 110 }, cols = 37;
     Pair logits = numbers(MIXP_F32, 110 * cols, 3.0, 0), targets = indexes(110, cols);
-    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 220, 0), counted = output(MIXP_F32, 1, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 330, 0), counted = output(MIXP_F32, 1, 0);
     for (int64_t i = 70; i < 75; i++) set_code(targets, i, (uint32_t)-100);
     BOTH(cross_entropy(X, args_cross_entropy(110, cols, -100, AT(float, loss), AT(float, stats),
         AT(float, counted), ON(logits), AT(const int32_t, targets))));
@@ -514,7 +564,7 @@ static void entropy_parts_body(void) {
     for (int i = 0; i < 3; i++) {
         int64_t at = first[i];
         BOTH(cross_entropy(X, entropy_after(args_cross_entropy(first[i + 1] - at, cols, -100,
-            AT(float, loss), AT(float, stats) + 2 * at, AT(float, counted),
+            AT(float, loss), AT(float, stats) + 3 * at, AT(float, counted),
             array_of(AT(float, logits) + at * cols, MIXP_F32), AT(const int32_t, targets) + at), at)));
     }
     CHECK_NEAR(value_at(loss.cpu, MIXP_F32, 0), whole, 1e-6 * whole);
@@ -529,7 +579,7 @@ static void cross_entropy_in_parts(void) { in_all_schedules(entropy_parts_body);
 /* Of f32 logits with a large common offset: as exact as without. */
 static void entropy_offset_with(int64_t rows, int64_t cols, double offset, bool both) {
     Pair logits = numbers(MIXP_F32, rows * cols, 3.0, 0), targets = indexes(rows, cols);
-    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * rows, 0);
     Pair counted = output(MIXP_F32, 1, 0), one = numbers(MIXP_F32, 1, 0, 0);
     Pair d = output(MIXP_F32, rows * cols, 0);
     mixp_cross_entropy_args k;
@@ -562,7 +612,7 @@ static void cross_entropy_offset(void) { in_all_schedules(entropy_offset_body); 
 
 static void entropy_bad_body(void) {
     Pair logits = numbers(MIXP_BF16, 3 * 10, 1.0, 0), targets = indexes(3, 10);
-    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 6, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 9, 0);
     Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(MIXP_F32, 1, 1.0, 0);
     Pair d = output(MIXP_F32, 3 * 10, 0);
     set_code(targets, 1, 10);
@@ -614,6 +664,7 @@ int main(void) {
     RUN(embedding_backward);
     RUN(embedding_sorted);
     RUN(cross_entropy);
+    RUN(sure_rows);
     RUN(cross_entropy_options);
     RUN(cross_entropy_both);
     RUN(a_row_of_gpt2_stays);

@@ -308,7 +308,7 @@ static inline const mixp_embedding_backward_args *args_embedding_backward(int64_
 }
 
 static inline const mixp_cross_entropy_args *args_cross_entropy(int64_t rows, int64_t cols,
-        int32_t ignore, float *loss, float *top_rsum, float *counted, test_array logits,
+        int32_t ignore, float *loss, float *stats, float *counted, test_array logits,
         const int32_t *targets) {
     static mixp_cross_entropy_args k;
     memset((void *)&k, 0, sizeof k);
@@ -318,14 +318,14 @@ static inline const mixp_cross_entropy_args *args_cross_entropy(int64_t rows, in
     k.targets = targets;
     k.logits = args_in(logits);
     k.loss = loss;
-    k.top_rsum = top_rsum;
+    k.stats = stats;
     k.counted = counted;
     return &k;
 }
 
 static inline const mixp_cross_entropy_backward_args *args_cross_entropy_backward(int64_t rows,
         int64_t cols, int32_t ignore, mixp_out dlogits, test_array dloss, test_array logits,
-        const int32_t *targets, const float *top_rsum, const float *counted) {
+        const int32_t *targets, const float *stats, const float *counted) {
     static mixp_cross_entropy_backward_args k;
     memset((void *)&k, 0, sizeof k);
     k.rows = rows;
@@ -334,7 +334,7 @@ static inline const mixp_cross_entropy_backward_args *args_cross_entropy_backwar
     k.targets = targets;
     k.dloss = args_in(dloss);
     k.logits = args_in(logits);
-    k.top_rsum = top_rsum;
+    k.stats = stats;
     k.counted = counted;
     k.dlogits = dlogits;
     return &k;
