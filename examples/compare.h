@@ -338,7 +338,7 @@ static const char *compare_wrong(const mixp_compare_desc *d, const mixp_differen
     if (!rows || room < 1 || !n) return "rows and n must not be NULL, and room must be at least 1";
     if (!compare_is_real(d->a.dtype) || !compare_is_real(d->b.dtype)) return "a dtype must be f16, bf16 or f32 (off)";
     if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3) return "a level must be 0 to 3";
-    if (!(d->scale >= 0.0f) || !compare_is_finite((double)d->scale)) return "the scale must be finite and at least 0";
+    if (!compare_is_finite((double)d->scale) || d->scale < 0.0f) return "the scale must be finite and at least 0";
     return NULL;
 }
 

@@ -4,9 +4,9 @@
  * Include this file after mixprec.h, in C or C++. It runs on every device, because it uses only the kernels `copy`,
  * `convert`, `fill` and the product of the context's device. Images are [batch, channels, ...] with one, two or three
  * dimensions behind the channels, as in PyTorch: [l], [h, w], [d, h, w]. A function returns NULL on an error, and the
- * context keeps the error. Under autocast, products are low (class LOW, as torch.nn.functional.conv2d) and norms are
- * f32. The only state is batch_norm's, in buffers that you pass; threads and determinism are those of mixprec's
- * operators.
+ * context keeps the error: MIXP_ERR_ARGUMENT if a pointer is NULL that its comment does not name optional. Under
+ * autocast, products are low (class LOW, as torch.nn.functional.conv2d) and norms are f32. The only state is
+ * batch_norm's, in buffers that you pass; threads and determinism are those of mixprec's operators.
  *
  * A convolution is a product with the image's columns: the values under each tap of the kernel. Columns are computed
  * for a few samples at a time, at most CONV_COLUMNS values (so that a CPU's cache keeps them; on a GPU eight times as
@@ -159,11 +159,11 @@ static int conv_too_large(const conv_shape *s) {
 /* --- columns: the values under each tap --------------------------------------------------------------- */
 
 static mixp_in conv_in_at(mixp_in a, int64_t i) {
-    a.data = (const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+    a.data = (const char *)a.data + (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype);
     return a;
 }
 static mixp_out conv_out_at(mixp_out a, int64_t i) {
-    a.data = (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+    a.data = (char *)a.data + (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype);
     return a;
 }
 static mixp_in conv_in_of(mixp_out a) {
@@ -796,9 +796,9 @@ static int conv_fits(mixp_context *ctx, const char *name, const mixp_tensor *x, 
     return 0;
 }
 
-static int conv_given(mixp_context *ctx, const char *name, const void *desc) {
-    if (!desc) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: give a description", name);
-    return desc != NULL;
+static int conv_given(mixp_context *ctx, const char *name, const char *what, const void *pointer) {
+    if (!pointer) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s is NULL", name, what);
+    return pointer != NULL;
 }
 
 /* y + bias[channels], along the channels. The sum has the dtype of y: under autocast PyTorch casts the bias too. */
@@ -819,7 +819,7 @@ static mixp_tensor *conv_run(mixp_context *ctx, const mixp_op *row, int dims, mi
                              mixp_tensor *bias, const conv_desc *desc) {
     conv_shape s;
     int        described = conv_described(&s, desc, dims);
-    if (!in[0] || !in[1]) return NULL;
+    if (!conv_given(ctx, row->name, "x", in[0]) || !conv_given(ctx, row->name, "w", in[1])) return NULL;
     if (!conv_fits(ctx, row->name, in[0], dims, described) || !conv_fits(ctx, row->name, in[1], dims, 1)) return NULL;
     return conv_bias(ctx, mixp_apply(ctx, row, 2, in, 2, &s), bias);
 }
@@ -832,7 +832,7 @@ static mixp_tensor *conv_run(mixp_context *ctx, const mixp_op *row, int dims, mi
     in[1] = w;                                                                                                      \
     return conv_run(ctx, &row, dimensions, in, bias, desc)
 
-/* y[b, out, ...] of x[b, in, ...], w[out, in / groups, taps...] and bias[out], which may be NULL:
+/* y[b, out, ...] of x[b, in, ...], w[out, in / groups, taps...] and bias[out], which may be NULL; desc NULL: as zeroed:
  * torch.nn.functional.conv1d, conv2d and conv3d, for images of one, two and three dimensions. The result has
  * (size + 2 padding - dilation (taps - 1) - 1) / stride + 1 places along a dimension, rounded down. MIXP_ERR_SHAPE:
  * channels, groups, ranks or sizes that do not fit, 0 channels or values along a dimension (a batch of 0 is valid), or
@@ -1119,7 +1119,7 @@ CONV_API mixp_tensor *max_pool(mixp_context *ctx, mixp_tensor *x, const pool_des
     conv_window  k;
     int          i;
     if (indices) *indices = NULL;
-    if (!x || !conv_given(ctx, "max_pool", desc)) return NULL;
+    if (!conv_given(ctx, "max_pool", "x", x) || !conv_given(ctx, "max_pool", "desc", desc)) return NULL;
     memset(&k, 0, sizeof k);
     k.lowest = 1;
     windows = conv_windows(ctx, x, desc, &k);
@@ -1159,7 +1159,7 @@ static mixp_tensor *conv_shares(mixp_context *ctx, const conv_shape *s, int imag
 CONV_API mixp_tensor *avg_pool(mixp_context *ctx, mixp_tensor *x, const pool_desc *desc) {
     mixp_tensor *windows, *y = NULL;
     conv_window  k;
-    if (!x || !conv_given(ctx, "avg_pool", desc)) return NULL;
+    if (!conv_given(ctx, "avg_pool", "x", x) || !conv_given(ctx, "avg_pool", "desc", desc)) return NULL;
     memset(&k, 0, sizeof k);
     windows = conv_windows(ctx, x, desc, &k);
     if (windows && conv_volume(k.s.dilation) != 1) {
@@ -1188,11 +1188,11 @@ static pool_desc conv_square(int size, int stride, int padding) {
 /* max_pool and avg_pool of images by windows of size x size; stride 0 = size. */
 CONV_API mixp_tensor *max_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding) {
     const pool_desc d = conv_square(size, stride, padding);
-    return x && conv_fits(ctx, "max_pool2d", x, 2, 1) ? max_pool(ctx, x, &d, NULL) : NULL;
+    return conv_given(ctx, "max_pool2d", "x", x) && conv_fits(ctx, "max_pool2d", x, 2, 1) ? max_pool(ctx, x, &d, NULL) : NULL;
 }
 CONV_API mixp_tensor *avg_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding) {
     const pool_desc d = conv_square(size, stride, padding);
-    return x && conv_fits(ctx, "avg_pool2d", x, 2, 1) ? avg_pool(ctx, x, &d) : NULL;
+    return conv_given(ctx, "avg_pool2d", "x", x) && conv_fits(ctx, "avg_pool2d", x, 2, 1) ? avg_pool(ctx, x, &d) : NULL;
 }
 
 /* Puts the sizes of a result at the end of to[3]; 1 for axes that x lacks. Returns 0 after an error. */
@@ -1250,7 +1250,7 @@ CONV_API mixp_tensor *adaptive_max_pool(mixp_context *ctx, mixp_tensor *x, const
     int          i;
     if (indices) *indices = NULL;
     memset(&s, 0, sizeof s);
-    if (!x || !conv_sizes_asked(ctx, "adaptive_max_pool", x, size, s.places)) return NULL;
+    if (!conv_given(ctx, "adaptive_max_pool", "x", x) || !conv_sizes_asked(ctx, "adaptive_max_pool", x, size, s.places)) return NULL;
     conv_sizes(x, s.size);
     shape[0] = x->shape[0] * x->shape[1];
     memcpy(shape + 1, s.size, sizeof s.size);
@@ -1278,7 +1278,8 @@ CONV_API mixp_tensor *adaptive_max_pool(mixp_context *ctx, mixp_tensor *x, const
 CONV_API mixp_tensor *max_unpool(mixp_context *ctx, mixp_tensor *x, mixp_tensor *indices, const int64_t *size) {
     int64_t      flat[2], whole[2], places[3];
     mixp_tensor *y, *count = NULL;
-    if (!x || !indices || !conv_sizes_asked(ctx, "max_unpool", x, size, places)) return NULL;
+    if (!conv_given(ctx, "max_unpool", "x", x) || !conv_given(ctx, "max_unpool", "indices", indices)) return NULL;
+    if (!conv_sizes_asked(ctx, "max_unpool", x, size, places)) return NULL;
     if (indices->rank != x->rank || memcmp(indices->shape, x->shape, (size_t)x->rank * sizeof *x->shape) != 0) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "max_unpool: give indices of the shape of x, as max_pool makes them; "
                           "x has rank %d and %lld values, indices have rank %d and %lld", x->rank, (long long)x->count,
@@ -1361,11 +1362,14 @@ CONV_API mixp_tensor *interpolate(mixp_context *ctx, mixp_tensor *x, const inter
     mixp_tensor *y = x;
     int64_t      size[3] = { 0, 0, 0 }, places[3];
     int          i;
-    if (!x || !conv_given(ctx, "interpolate", desc)) return NULL;
+    if (!conv_given(ctx, "interpolate", "x", x) || !conv_given(ctx, "interpolate", "desc", desc)) return NULL;
     for (i = 2; i < x->rank && i < 5; i++) {
-        const double scale = desc->scale[i - 2] != 0 ? desc->scale[i - 2] : 1.0, wide = scale * (double)x->shape[i];
+        const double scale = desc->scale[i - 2] != 0 ? desc->scale[i - 2] : 1.0;
         size[i - 2] = desc->size[i - 2];
-        if (!size[i - 2] && wide >= 1 && wide < 2147483648.0) size[i - 2] = (int64_t)wide;
+        if (!size[i - 2] && (mixp_bits_of_f64(scale) >> 52) < 1023 + 31) {     /* bits: no NaN, 0 to 2^31 */
+            const double wide = scale * (double)x->shape[i];
+            if (wide >= 1 && wide < 2147483648.0) size[i - 2] = (int64_t)wide;
+        }
     }
     if (!conv_sizes_asked(ctx, "interpolate", x, size, places)) return NULL;
     for (i = 2; y && i < x->rank; i++) {
@@ -1385,7 +1389,7 @@ CONV_API mixp_tensor *adaptive_avg_pool(mixp_context *ctx, mixp_tensor *x, const
     interpolate_desc d;
     int64_t          places[3];
     memset(&d, 0, sizeof d);
-    if (!x || !conv_sizes_asked(ctx, "adaptive_avg_pool", x, size, places)) return NULL;
+    if (!conv_given(ctx, "adaptive_avg_pool", "x", x) || !conv_sizes_asked(ctx, "adaptive_avg_pool", x, size, places)) return NULL;
     d.mode = INTERPOLATE_AREA;
     memcpy(d.size, size, (size_t)(x->rank - 2) * sizeof *size);
     if (conv_volume(places) > 1) return interpolate(ctx, x, &d);
@@ -1399,7 +1403,7 @@ CONV_API mixp_tensor *adaptive_avg_pool(mixp_context *ctx, mixp_tensor *x, const
 /* Each value becomes rows x cols equal ones: torch.nn.Upsample(scale_factor=(rows, cols), mode="nearest"). KEEP. */
 CONV_API mixp_tensor *upsample_nearest2d(mixp_context *ctx, mixp_tensor *x, int rows, int cols) {
     int64_t apart[5], wide[5], shape[4];
-    if (!x) return NULL;
+    if (!conv_given(ctx, "upsample_nearest2d", "x", x)) return NULL;
     if (x->rank != 4 || rows < 1 || cols < 1) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "upsample_nearest2d: x is [b, channels, h, w] (its rank is %d), and rows "
                           "and cols are at least 1 (they are %d and %d)", x->rank, rows, cols);
@@ -1422,7 +1426,7 @@ CONV_API mixp_tensor *upsample_nearest2d(mixp_context *ctx, mixp_tensor *x, int 
 CONV_API mixp_tensor *pixel_shuffle(mixp_context *ctx, mixp_tensor *x, int factor) {
     static const int order[6] = { 0, 1, 4, 2, 5, 3 };
     int64_t          apart[6], shape[4];
-    if (!x || !conv_fits(ctx, "pixel_shuffle", x, 2, 1)) return NULL;
+    if (!conv_given(ctx, "pixel_shuffle", "x", x) || !conv_fits(ctx, "pixel_shuffle", x, 2, 1)) return NULL;
     if (factor < 1 || x->shape[1] % ((int64_t)factor * factor)) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "pixel_shuffle: factor * factor must divide the channels; they are %d * "
                           "%d and %lld", factor, factor, (long long)x->shape[1]);
@@ -1444,7 +1448,7 @@ CONV_API mixp_tensor *pixel_shuffle(mixp_context *ctx, mixp_tensor *x, int facto
 CONV_API mixp_tensor *pixel_unshuffle(mixp_context *ctx, mixp_tensor *x, int factor) {
     static const int order[6] = { 0, 1, 3, 5, 2, 4 };
     int64_t          apart[6], shape[4];
-    if (!x || !conv_fits(ctx, "pixel_unshuffle", x, 2, 1)) return NULL;
+    if (!conv_given(ctx, "pixel_unshuffle", "x", x) || !conv_fits(ctx, "pixel_unshuffle", x, 2, 1)) return NULL;
     if (factor < 1 || x->shape[2] % factor || x->shape[3] % factor) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "pixel_unshuffle: factor must divide h and w; they are %d, %lld and "
                           "%lld", factor, (long long)x->shape[2], (long long)x->shape[3]);
@@ -1487,7 +1491,7 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
     int64_t shape[3];
     mixp_tensor *y;
     int i;
-    if (!x) return NULL;
+    if (!conv_given(ctx, "group_norm", "x", x)) return NULL;
     if (x->rank < 2 || groups < 1 || x->shape[1] % groups) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "group_norm: x is [b, channels, ...] (its rank is %d), and "
                           "groups divide its channels (they are %d and %.0f)", x->rank, groups,
@@ -1536,21 +1540,23 @@ static mixp_tensor *conv_by_channel(mixp_context *ctx, mixp_tensor *x) {
 }
 
 /* kept += momentum (batch - kept), on the device. */
-static void conv_remember(mixp_context *ctx, mixp_tensor *kept, mixp_tensor *of_batch, float momentum) {
+static mixp_result conv_remember(mixp_context *ctx, mixp_tensor *kept, mixp_tensor *of_batch, float momentum) {
     mixp_tensor *moved = mixp_add(ctx, mixp_scale(ctx, kept, 1.0f - momentum), mixp_scale(ctx, of_batch, momentum));
-    if (moved) mixp_copy(kept, moved);
+    return moved ? mixp_copy(kept, moved) : mixp_context_error(ctx, NULL);
 }
 
 /* In f32 at every level of autocast: a variance may exceed fp16's largest number, 65,504. */
-static void conv_statistics(mixp_context *ctx, mixp_tensor *rows, const norm_statistics *keep, float momentum) {
+static mixp_result conv_statistics(mixp_context *ctx, mixp_tensor *rows, const norm_statistics *keep, float momentum) {
+    mixp_result r = MIXP_OK;
     MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_F32) {
         mixp_tensor *x = mixp_cast(ctx, rows, MIXP_F32), *mean = mixp_mean(ctx, x, -1, 1);
         mixp_tensor *d = mixp_sub(ctx, x, mean);
         float n = rows ? (float)rows->shape[1] : 1.0f;
         mixp_tensor *variance = mixp_scale(ctx, mixp_mean(ctx, mixp_mul(ctx, d, d), -1, 0), n > 1 ? n / (n - 1) : 1);
-        conv_remember(ctx, keep->mean, mixp_reshape(ctx, mean, 1, keep->mean->shape), momentum);
-        conv_remember(ctx, keep->variance, variance, momentum);
+        r = conv_remember(ctx, keep->mean, mixp_reshape(ctx, mean, 1, keep->mean->shape), momentum);
+        if (r == MIXP_OK) r = conv_remember(ctx, keep->variance, variance, momentum);
     }
+    return r;
 }
 
 /* (x - mean) / sqrt(variance + eps), in f32 at every level of autocast. */
@@ -1565,10 +1571,21 @@ static mixp_tensor *conv_normalize(mixp_context *ctx, mixp_tensor *x, const norm
     return y;
 }
 
+/* Are both f32 of rank 1? */
+static int conv_is_statistics(mixp_context *ctx, const norm_statistics *keep) {
+    const mixp_tensor *m = keep->mean, *v = keep->variance;
+    if (m->dtype == MIXP_F32 && v->dtype == MIXP_F32 && m->rank == 1 && v->rank == 1) return 1;
+    mixp_context_fail(ctx, m->rank == 1 && v->rank == 1 ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE,
+                      "batch_norm: keep->mean and keep->variance are f32 [channels]; they are %s of rank %d and %s of "
+                      "rank %d", mixp_dtype_name(m->dtype), m->rank, mixp_dtype_name(v->dtype), v->rank);
+    return 0;
+}
+
 /* Mean 0 and variance 1 of each channel of x[b, channels, ...] over the batch, then gamma[channels] and beta[channels],
  * which may be NULL: torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance,
  * and updates `keep`. 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE:
- * the rank of x is not 2 to 5, gamma, beta or `keep` have another count than the channels, or one value in each channel
+ * the rank of x is not 2 to 5, gamma, beta or `keep` have another count than the channels, `keep` another rank than 1, or
+ * one value in each channel
  * where the batch's variance is used, as in PyTorch. A batch of none leaves `keep` as it is.
  *
  * A skipped step leaves `keep` as it was, and a batch that mixp_retry tries three times counts once. PyTorch differs:
@@ -1578,7 +1595,9 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
                                const norm_statistics *keep, int training, float eps) {
     int64_t turned[MIXP_MAX_RANK];
     mixp_tensor *rows;
-    if (!x || (keep && (!keep->mean || !keep->variance))) return NULL;
+    if (!conv_given(ctx, "batch_norm", "x", x)) return NULL;
+    if (keep && !conv_given(ctx, "batch_norm", "keep->mean", keep->mean)) return NULL;
+    if (keep && !conv_given(ctx, "batch_norm", "keep->variance", keep->variance)) return NULL;
     if (x->rank < 2 || x->rank > 5) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "batch_norm: x is [b, channels, ...] of rank 2 to 5; its rank is %d",
                           x->rank);
@@ -1588,6 +1607,7 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
     if (!conv_by_channels(ctx, "batch_norm", "beta", beta, x)) return NULL;
     if (keep && !conv_by_channels(ctx, "batch_norm", "keep->mean", keep->mean, x)) return NULL;
     if (keep && !conv_by_channels(ctx, "batch_norm", "keep->variance", keep->variance, x)) return NULL;
+    if (keep && !conv_is_statistics(ctx, keep)) return NULL;
     if (!x->count) return conv_affine(ctx, x, gamma, beta);
     if (!training && keep) return conv_affine(ctx, conv_normalize(ctx, x, keep, eps), gamma, beta);
     if (x->count == x->shape[1]) {
@@ -1599,7 +1619,7 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
     turned[0] = x->shape[1];
     turned[1] = x->shape[0];
     rows = conv_by_channel(ctx, x);
-    if (keep) conv_statistics(ctx, rows, keep, 0.1f);
+    if (keep && conv_statistics(ctx, rows, keep, 0.1f) != MIXP_OK) return NULL;
     rows = mixp_reshape(ctx, mixp_layer_norm(ctx, rows, NULL, NULL, eps), x->rank, turned);
     return conv_affine(ctx, mixp_transpose(ctx, rows, 0, 1), gamma, beta);
 }

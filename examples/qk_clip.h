@@ -24,6 +24,13 @@
 #include <math.h>
 #include <stdlib.h>
 
+#if defined(QK_CLIP_API)
+#elif defined(__GNUC__)
+#  define QK_CLIP_API static __attribute__((__unused__))
+#else
+#  define QK_CLIP_API static
+#endif
+
 /* Where queries and keys are made. One tensor may be both weights, as in a packed qkv. */
 typedef struct qk_clip_rows {
     mixp_tensor *q, *q_bias;    /* weight [rows, inputs] and bias [rows] of queries; bias: or NULL */
@@ -63,10 +70,14 @@ static double qk_clip_factor(float score, double tau) {
 /* Clips after an update of the weights, in f32 or at any level. scores[heads]: of
  * mixp_attention_scores; of several micro-batches the larger; with ranks, the largest of all ranks
  * (mixp_ranks_max), so that all ranks clip alike. Moments of the optimizer stay. MIXP_ERR_SHAPE: a
- * tensor has no such rows. Otherwise the errors of mixp_read and mixp_write. */
-static mixp_result qk_clip(const qk_clip_rows *rows, const float *scores, double tau) {
-    const int64_t shared = rows->heads / rows->kv_heads;
-    mixp_result   r = MIXP_OK;
+ * tensor has no such rows. MIXP_ERR_ARGUMENT: rows, its q or k, or scores is NULL, kv_heads is below 1, or tau is
+ * not above 0 and at most Inf. Otherwise the errors of mixp_read and mixp_write. */
+QK_CLIP_API mixp_result qk_clip(const qk_clip_rows *rows, const float *scores, double tau) {
+    mixp_result r = MIXP_OK;
+    int64_t     shared;
+    if (!rows || !rows->q || !rows->k || !scores || mixp_bits_of_f64(tau) - 1 >= 0x7FF0000000000000u || rows->kv_heads < 1)
+        return MIXP_ERR_ARGUMENT;
+    shared = rows->heads / rows->kv_heads;
     for (int64_t kv = 0; kv < rows->kv_heads && r == MIXP_OK; kv++) {
         double least = 1.0;
         for (int64_t h = kv * shared; h < (kv + 1) * shared; h++)

@@ -71,6 +71,14 @@ RECURRENT_API mixp_tensor *recurrent(mixp_context *ctx, mixp_tensor *x, mixp_ten
 static mixp_tensor *recurrent_low(mixp_context *ctx, mixp_tensor *h, const mixp_tensor *product)
 { return h && product && h->dtype != product->dtype ? mixp_cast(ctx, h, product->dtype) : h; }
 
+/* Is one of the pointers that a cell needs NULL? */
+static int recurrent_missing(mixp_context *ctx, const char *name, const void *x, const void *h, const void *c,
+                             const void *w) {
+    if (x && h && c && w) return 0;
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s is NULL", name, !x ? "x" : !h ? "h" : !c ? "c" : "w");
+    return 1;
+}
+
 /* From what x gives to the gates, x_gates[b, 4 hidden], and the state h [b, hidden or proj], c [b, hidden]: the new
  * state. */
 static mixp_tensor *lstm_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_tensor *h, mixp_tensor **c,
@@ -87,10 +95,13 @@ static mixp_tensor *lstm_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_ten
 }
 
 /* torch.nn.LSTMCell: x[b, in], h[b, hidden]; *c is the cell's state before, and after. Returns the new h. An
- * error leaves *c as it is. */
+ * error leaves *c as it is. MIXP_ERR_ARGUMENT: a pointer is NULL. */
 RECURRENT_API mixp_tensor *lstm_cell(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, mixp_tensor **c,
                                      const recurrent_weights *w)
-{ return lstm_gates(ctx, mixp_linear(ctx, x, w->w_x, w->b_x), h, c, w, NULL); }
+{
+    if (recurrent_missing(ctx, "lstm_cell", x, h, c, w)) return NULL;
+    return lstm_gates(ctx, mixp_linear(ctx, x, w->w_x, w->b_x), h, c, w, NULL);
+}
 
 static mixp_tensor *gru_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_tensor *h, const recurrent_weights *w) {
     mixp_tensor *x[3] = { NULL, NULL, NULL }, *s[3] = { NULL, NULL, NULL }, *reset, *update, *fresh;
@@ -103,9 +114,9 @@ static mixp_tensor *gru_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_tens
     return recurrent_low(ctx, h, fresh);
 }
 
-/* torch.nn.GRUCell: x[b, in], h[b, hidden]. Returns the new h. */
+/* torch.nn.GRUCell: x[b, in], h[b, hidden]. Returns the new h. MIXP_ERR_ARGUMENT: a pointer is NULL. */
 RECURRENT_API mixp_tensor *gru_cell(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, const recurrent_weights *w)
-{ return gru_gates(ctx, mixp_linear(ctx, x, w->w_x, w->b_x), h, w); }
+{ return recurrent_missing(ctx, "gru_cell", x, h, x, w) ? NULL : gru_gates(ctx, mixp_linear(ctx, x, w->w_x, w->b_x), h, w); }
 
 static mixp_tensor *rnn_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_tensor *h, const recurrent_weights *w,
                               int relu) {
@@ -113,10 +124,14 @@ static mixp_tensor *rnn_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_tens
     return relu ? mixp_relu(ctx, h) : mixp_tanh(ctx, h);
 }
 
-/* torch.nn.RNNCell: x[b, in], h[b, hidden]. Returns the new h: tanh, or with relu 1 max(0, ...), of w_x x + w_h h. */
+/* torch.nn.RNNCell: x[b, in], h[b, hidden]. Returns the new h: tanh, or with relu 1 max(0, ...), of w_x x + w_h h.
+ * MIXP_ERR_ARGUMENT: a pointer is NULL. */
 RECURRENT_API mixp_tensor *rnn_cell(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, const recurrent_weights *w,
                                     int relu)
-{ return rnn_gates(ctx, mixp_linear(ctx, x, w->w_x, w->b_x), h, w, relu); }
+{
+    if (recurrent_missing(ctx, "rnn_cell", x, h, x, w)) return NULL;
+    return rnn_gates(ctx, mixp_linear(ctx, x, w->w_x, w->b_x), h, w, relu);
+}
 
 /* Position t of x[b, t, n], as [b, n]. */
 static mixp_tensor *recurrent_at(mixp_context *ctx, mixp_tensor *x, int64_t t) {
@@ -235,8 +250,8 @@ static int recurrent_refused(mixp_context *ctx, const mixp_tensor *x, const recu
  * w, h and c: one for each layer and direction, in PyTorch's order: layer 0, layer 0 backward, layer 1 ... h[i] and
  * c[i] (LSTM only) are the states before, [b, hidden], and after. h or c NULL: zeros before, not returned after. desc
  * NULL: as zeroed. Dropout follows the result of each layer but the last. MIXP_ERR_SHAPE: x is not of rank 3, more
- * than 65,536 positions, lengths or weights that do not fit. MIXP_ERR_ARGUMENT: an unknown kind, w_proj of another
- * kind than LSTM, or dropout outside [0, 1]. After an error each of h and c is a tensor still: the state before, or
+ * than 65,536 positions, lengths or weights that do not fit. MIXP_ERR_ARGUMENT: x or w is NULL, an unknown kind, w_proj of
+ * another kind than LSTM, or dropout outside [0, 1]. After an error each of h and c is a tensor still: the state before, or
  * after where its layer and direction had ended. */
 RECURRENT_API mixp_tensor *recurrent(mixp_context *ctx, mixp_tensor *x, mixp_tensor **h, mixp_tensor **c,
                                      const recurrent_weights *w, const recurrent_desc *desc) {
@@ -245,7 +260,7 @@ RECURRENT_API mixp_tensor *recurrent(mixp_context *ctx, mixp_tensor *x, mixp_ten
     int            layer, way, ways;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!x || !w || recurrent_refused(ctx, x, &d)) return NULL;
+    if (recurrent_missing(ctx, "recurrent", x, x, x, w) || recurrent_refused(ctx, x, &d)) return NULL;
     ways = d.bidirectional ? 2 : 1;
     line.kind = d.kind;
     line.lengths = d.lengths;

@@ -245,7 +245,9 @@ static const char *mixpi_recipe_wrong(
     *code = MIXP_ERR_ARGUMENT;
 
     /* The recipe by itself. */
+    const mixpi_float_mode mode = mixpi_float_calm();
     wrong = mixpi_recipe_fields_wrong(r);
+    mixpi_float_leave(mode);
     if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
     if (wrong) return wrong;
 

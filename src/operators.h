@@ -598,7 +598,8 @@ typedef struct mixp_loss_desc {
  * the shapes. */
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
                                          mixp_tensor *target, const mixp_loss_desc *desc);
-/* mixp_loss_apply for the losses of three tensors. Targets of linear_cross_entropy are i32. */
+/* mixp_loss_apply for the losses of three tensors; desc NULL = zeroed. Targets of
+ * linear_cross_entropy are i32. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);

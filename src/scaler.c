@@ -312,9 +312,8 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
+static mixp_result mixpi_do_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
     mixp_scaler_state state;
-    if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
 
     /* The rule, with the factors of the file. */
@@ -341,6 +340,11 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     state.largest = scaler->rule.predicts ? in->largest : 0.0f;
     state.peak = scaler->rule.predicts ? in->peak : 0.0f;
     return mixpi_scaler_replace(scaler, &state);
+}
+
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
+    if (!scaler || !in) return MIXP_ERR_ARGUMENT;
+    MIXPI_RETURN_INSIDE(scaler->ctx, mixpi_do_scaler_load(scaler, in));
 }
 
 /* --- the loss times the scale ------------------------------------------------------------ */
@@ -414,9 +418,10 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    if (!scaler || !loss) return NULL;
-    if (scaler->desc.disabled) return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
-    if (!scaler->began) scaler->began = scaler->ctx->step;
+    if (!scaler) return NULL;
+    if (loss && scaler->desc.disabled)
+        return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
+    if (loss && !scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
 }
 

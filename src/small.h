@@ -165,11 +165,11 @@ MIXPREC_HD uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
 /* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
 MIXPREC_HD uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
     const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
-    const uint32_t up = 0x3FFFFFu - (random >> 10), small = mixpi_q_below(capped, g->normal);
-    const float cut = mixp_f32_of_bits(capped & small) * 8388608.0f;
+    const uint32_t up = 0x3FFFFFu - (random >> 10), below = mixpi_q_below(capped, g->normal);
+    const float cut = mixp_f32_of_bits(capped & below) * 8388608.0f;
     const uint32_t steps = ((uint32_t)(int32_t)cut + up) >> 22;
     const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)steps * g->step);
-    const uint32_t number = mixpi_q_choose(small, tiny, (capped + up) >> 22 << 22);
+    const uint32_t number = mixpi_q_choose(below, tiny, (capped + up) >> 22 << 22);
     return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
 }
 
@@ -246,12 +246,12 @@ MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, float expand, uint32_t a
 /* The code of an e2m1 value. */
 MIXPREC_HD uint32_t mixpi_e2m1_code(float x) {
     const uint32_t u = mixp_bits_of_f32(x), top = (u & 0x7FFFFFFFu) >> 22;
-    const uint32_t small = top == 0xFCu;        /* 0.5 */
-    return ((top > 0xFCu ? top - 0xFCu : small) & 7u) | (u >> 28 & 8u);
+    const uint32_t below = top == 0xFCu;        /* 0.5 */
+    return ((top > 0xFCu ? top - 0xFCu : below) & 7u) | (u >> 28 & 8u);
 }
 MIXPREC_HD float mixpi_e2m1_value(uint32_t code) {
-    const uint32_t a = code & 7u, small = a ? 0x3F000000u : 0u;
-    return mixp_f32_of_bits((a > 1 ? (a + 0xFCu) << 22 : small) | (code & 8u) << 28);
+    const uint32_t a = code & 7u, below = a ? 0x3F000000u : 0u;
+    return mixp_f32_of_bits((a > 1 ? (a + 0xFCu) << 22 : below) | (code & 8u) << 28);
 }
 
 /* --- attention: rows whose largest score repeats ---

@@ -154,7 +154,9 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs);
 
-/* For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
+/* The functions below belong into an operator's functions: c, their call, must not be NULL.
+ *
+ * For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
  * change it: forward reads the final dtype in c->out->dtype. On an error infer must return it. */
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape);
@@ -172,7 +174,7 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
 #define MIXP_READS_ALL    0xFFFFFFFFu
 MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what);
 /* For backward only: returns the gradient of input i, to be filled. NULL: the gradient is not
- * wanted. *accumulate 1: add to the values; 0: overwrite them (they are uninitialised). Backward
+ * wanted. accumulate must not be NULL. *accumulate 1: add to the values; 0: overwrite them (they are uninitialised). Backward
  * must ask for each wanted gradient and write it, otherwise mixp_backward fails with
  * MIXP_ERR_ARGUMENT. (A GPU does not detect a gradient that was asked for and not written.) */
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);

@@ -96,7 +96,7 @@ struct mixp_tensor {
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
-    void *(*allocate)(size_t bytes, void *user);    /* NULL = malloc                       */
+    void *(*allocate)(size_t bytes, void *user);    /* aligned as malloc's; NULL = malloc  */
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
     uint64_t  seed;                                 /* seed of dropout, initialisation, rounding */

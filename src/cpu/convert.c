@@ -37,8 +37,8 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
 /* Is one of 16 floats subnormal? (VFPCLASSPS says no if the host has set DAZ.) */
 MIXPI_V int MIXPI_P(has_subnormal)(mixpi_v x) {
     const __m512i bits = (__m512i)mixpi_rbits(x);
-    const __mmask16 small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7F800000));
-    return _mm512_mask_test_epi32_mask(small, bits, _mm512_set1_epi32(0x007FFFFF)) != 0;
+    const __mmask16 tiny = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7F800000));
+    return _mm512_mask_test_epi32_mask(tiny, bits, _mm512_set1_epi32(0x007FFFFF)) != 0;
 }
 
 static MIXPI_TARGET_BF16 void MIXPI_P(run_bf16)(void *dst, const void *src, int64_t n) {

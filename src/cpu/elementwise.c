@@ -153,14 +153,14 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 
 /* tanh x = the result + *rest. Below 0.6 the result is a polynomial. */
 MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
-    mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
+    mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, outer;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
     near_0 = mixpi_vfma(q, x, x);
     low = mixpi_vfma(q, x, mixpi_vsub(x, near_0));
-    far = MIXPI_P(tanh_far)(x, rest);
+    outer = MIXPI_P(tanh_far)(x, rest);
     *rest = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
-    return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, far);
+    return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, outer);
 }
 
 /* tanh x, correctly rounded or off by one unit in the last place. */
@@ -236,10 +236,10 @@ MIXPI_V mixpi_v MIXPI_P(erf)(mixpi_v x) {
                             -8.548327e-4f, 5.223977629e-3f, -2.686617064e-2f, 0.1128379167f);
     q = mixpi_vfma(q, z, mixpi_vset(-0.3761263890f));
     mixpi_v near_0 = mixpi_vfma(x, mixpi_vfma(q, z, mixpi_vset(MIXPI_ERF_SLOPE - 1.0f)), x);
-    mixpi_v far = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
-    far = mixpi_vfma(mixpi_vset(-2.0f), far, mixpi_vset(1.0f));
-    far = mixpi_vselect_gt(x, mixpi_vzero(), far, mixpi_vneg(far));
-    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vset(0.5f), far, near_0);
+    mixpi_v outer = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
+    outer = mixpi_vfma(mixpi_vset(-2.0f), outer, mixpi_vset(1.0f));
+    outer = mixpi_vselect_gt(x, mixpi_vzero(), outer, mixpi_vneg(outer));
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vset(0.5f), outer, near_0);
 }
 
 /* max(x, 0) + log(1 + e^-|p x|) / p: never overflows. */
@@ -440,10 +440,10 @@ MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
 
 /* The loss of a difference d: quadratic up to delta, then linear. */
 MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
-    mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), far;
+    mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), outer;
     d = mixpi_vabs(d);
-    far = mixpi_vmul(bound, mixpi_vsub(d, mixpi_vmul(half, bound)));
-    return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
+    outer = mixpi_vmul(bound, mixpi_vsub(d, mixpi_vmul(half, bound)));
+    return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), outer);
 }
 
 /* The KL loss of x against its target. A target of 0 contributes 0, but propagates NaN and Inf from

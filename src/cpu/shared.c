@@ -69,9 +69,9 @@ static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_is_real(y.dtype
 
 /* The array a from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
-{ return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
+{ return mixpi_in((const char *)a.data + (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
-    a.data = (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+    a.data = (char *)a.data + (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype);
     return a;
 }
 

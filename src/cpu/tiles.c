@@ -388,11 +388,11 @@ MIXPI_V void MIXPI_P(tiles_get)(mixp_dtype from, const void *p, mixpi_v *x, mixp
  * separate sums, rounded to nearest even. Column 2 shows that the next 32 elements begin at 0.
  * Column 3 shows how subnormals are treated. */
 static float mixpi_amx_known(int f16, int k, int column) {
-    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float tiny = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
     const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
     if (column == 0) return (float)k;
     if (column == 3) {
-        if (k == 2) return small;
+        if (k == 2) return tiny;
         return k == 32 ? least : 0.0f;
     }
     if (k == 0) return 4096.0f;

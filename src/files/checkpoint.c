@@ -81,8 +81,7 @@ static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
     for (int i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
         for (int64_t k = 0; r == MIXP_OK && k < opt->count; k++)
-            if (opt->slots[k].version != opt->slots[k].param->version)
-                r = mixpi_master_sync(opt, k);
+            if (opt->slot[k].version != opt->slot[k].param->version) r = mixpi_master_sync(opt, k);
     }
     return r;
 }
@@ -216,7 +215,7 @@ static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
     for (int o = 0; o < what->n_optimizers; o++) {
         const mixp_optimizer *opt = what->optimizers[o];
         for (int64_t k = 0; k < opt->count && !waits; k++)
-            if (!opt->slots[k].grad && opt->slots[k].param->grad) waits = opt->slots[k].param;
+            if (!opt->slot[k].grad && opt->slot[k].param->grad) waits = opt->slot[k].param;
     }
     if (!waits) return;
     mixpi_warn(ctx,
@@ -243,7 +242,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
     const int writes = (!crew && !owned) || mixpi_place(what->ctx) == 0;
     void *borrowed = NULL;
     char *own = NULL;
-    result = crew ? crew->check(what->ctx) : MIXP_OK;
+    result = crew ? (crew->check)(what->ctx) : MIXP_OK;
     if (result != MIXP_OK) return result;
     if (crew && writes) borrowed = crew->borrow(what, &r, 0);
     if (crew) result = crew->collect(what);
@@ -345,6 +344,15 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
                "mixp_buffer_set_ranks";
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
+
+/* Suggests what lets a state load that the file lacks. */
+static void mixpi_missing_hint(mixpi_diff *d, const char *name) {
+    if (*d->hint || strncmp(name, "optimizer.", 10) != 0) return;
+    if (strncmp(name + 10 + strspn(name + 10, "0123456789"), ".ema.", 5) == 0)
+        snprintf(d->hint, sizeof d->hint,
+            "; the file has no averages: call mixp_optimizer_set_ema after the load");
+}
+
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
     if (d->n)
         mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s%s", d->n, d->text,
@@ -368,9 +376,11 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
-        else if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
-        else if (order > 0 && (mixpi_is_optional_name(there->name) ||
-                                  (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
+        else if (order < 0) {
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+            mixpi_missing_hint(&diff, here->name);
+        } else if (order > 0 && (mixpi_is_optional_name(there->name) ||
+                                    (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
@@ -635,7 +645,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         if (mixpi_is_weight(t)) mixpi_note_load(t, "mixp_checkpoint_load");
     for (int o = 0; o < what->n_optimizers; o++) /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
-            mixpi_slot *slot = &what->optimizers[o]->slots[k];
+            mixpi_slot *slot = &what->optimizers[o]->slot[k];
             slot->version = slot->param->version;
         }
     for (int o = 0; o < what->n_optimizers; o++) {

@@ -45,14 +45,14 @@ static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *
     char *text, *to;
     for (int o = 0; o < what->n_optimizers; o++)
         for (int64_t i = 0; i < what->optimizers[o]->count; i++)
-            size += strlen(what->optimizers[o]->slots[i].param->name) + 64;
+            size += strlen(what->optimizers[o]->slot[i].param->name) + 64;
     text = to = (char *)mixpi_st_allocate(r, what->ctx, size, 1);
     if (!text) return NULL;
     *to = '\0';
     for (int o = 0; o < what->n_optimizers; o++) {
         const mixp_optimizer *opt = what->optimizers[o];
         for (int64_t i = 0; opt->plan.n_groups > 1 && i < opt->count; i++) {
-            const char *name = opt->slots[i].param->name;
+            const char *name = opt->slot[i].param->name;
             to += snprintf(to, size - (size_t)(to - text), "%d %d %.0f %s;", o, opt->rows[i].group,
                 (double)strlen(name), name);
         }

@@ -247,7 +247,7 @@ static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt, const mixp
 
 static void mixpi_state_add_row(
     mixpi_state *s, const mixp_optimizer *opt, int64_t i, int optimizer) {
-    const mixp_tensor *p = opt->slots[i].param;
+    const mixp_tensor *p = opt->slot[i].param;
     const mixp_param_row *row = &opt->rows[i];
 
     /* The moments; those of 8 bits have scales. */
@@ -274,8 +274,8 @@ static void mixpi_state_add_row(
             opt->plan.amsgrad ? "optimizer.%d.max_v.%s" : "optimizer.%d.mean.%s", optimizer,
             p->name);
     if (i < opt->ema_count)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
-            "optimizer.%d.ema.%s", optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slot[i].ema), "optimizer.%d.ema.%s",
+            optimizer, p->name);
     mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer, p->name);
 }
 
@@ -298,7 +298,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
 static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t i, size_t from) {
     for (; from < s->n_items; from++) {
         mixpi_state_item *item = &s->items[from];
-        if (i < opt->ema_count && item->memory == opt->slots[i].ema) continue;
+        if (i < opt->ema_count && item->memory == opt->slot[i].ema) continue;
         item->on_device = 0;
         item->lent = opt;
         item->row = i;

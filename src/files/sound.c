@@ -61,9 +61,11 @@ static void mixpi_warn_of_weights(
         else if (bad)
             mixpi_warn(s->ctx,
                 "%s: %.0f values of '%.60s' became Inf: the file has %s, and the parameter is %s, "
-                "whose largest number is %g; make it f32 or bf16",
+                "whose largest number is %g; %s",
                 who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
-                mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
+                mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype),
+                mixpi_largest(item->e.dtype) < 3e38 ? "make it f32 or bf16"
+                                                    : "scale these values in the file");
         else if (scale)
             mixpi_warn(s->ctx,
                 "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: multiply the "

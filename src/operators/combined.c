@@ -35,7 +35,7 @@ static mixp_tensor *mixpi_form_any_norm(mixp_context *ctx, mixp_tensor *x, const
 static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
     mixpi_outer o;
     mixpi_reduced to;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "norm", x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, "norm", 1, x, NULL, NULL);
     if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
     if (!to.n) mixpi_bad_shapes(c, "a norm of negative order needs at least one element");
     return to.n > 0;
@@ -96,7 +96,7 @@ static mixp_tensor *mixpi_triangle(
     mixp_context *ctx, const char *name, mixp_tensor *x, int64_t diagonal, int side) {
     const int64_t most = 1 << 24;
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, 1, x, NULL, NULL);
     mixp_tensor *place, *edge, *hidden;
     if (!c || mixpi_need_real(c, 1, 1) != MIXP_OK) return NULL;
     if (x->rank < 2 || x->shape[x->rank - 2] > most || x->shape[x->rank - 1] > most) {
@@ -122,7 +122,7 @@ MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t di
 MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim) {
     mixpi_outer o;
     mixp_tensor *parts[2];
-    if (!mixpi_outer_call(&o, ctx, "roll", x, NULL, NULL)) return NULL;
+    if (!mixpi_outer_call(&o, ctx, "roll", 1, x, NULL, NULL)) return NULL;
     int axis = mixpi_axis(dim, x->rank);
     if (axis < 0) return mixpi_no_dim(ctx, "mixp_roll", "dimension of", x, dim);
     int64_t n = x->shape[axis];
@@ -136,8 +136,8 @@ MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t sh
 MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w) {
     mixpi_outer o;
     int64_t shape[MIXP_MAX_RANK];
-    mixp_call *c = mixpi_outer_call(&o, ctx, "prelu", x, w, NULL);
-    if (!c || !w) return NULL;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "prelu", 2, x, w, NULL);
+    if (!c) return NULL;
     if (w->rank > 1 || (w->count != 1 && (x->rank < 2 || x->shape[1] != w->count))) {
         mixpi_bad_shapes(c, "w needs one element, or one for each index of x's dimension 1");
         return NULL;
@@ -158,9 +158,8 @@ MIXPREC_API mixp_tensor *mixp_scatter(
     mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     mixpi_outer o;
     mixp_tensor *sources;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", x, src, ids);
-    if (!c || !src || !ids || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK)
-        return NULL;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", 3, x, src, ids);
+    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK) return NULL;
     sources = mixp_full(ctx, MIXP_F32, x->rank, x->shape, 0.0);
     sources = mixp_scatter_add(
         ctx, sources, dim, ids, mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
@@ -184,8 +183,8 @@ static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
 MIXPREC_API mixp_tensor *mixp_searchsorted(
     mixp_context *ctx, mixp_tensor *edges, mixp_tensor *values, int right) {
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", edges, values, NULL);
-    if (!c || !values) return NULL;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", 2, edges, values, NULL);
+    if (!c) return NULL;
 
     /* The edges are one row for all values, or a row for each row of values. */
     int rank = values->rank;

@@ -9,7 +9,7 @@
 static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
     mixpi_outer o;
     mixpi_reduced to;
-    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, 1, x, NULL, NULL);
     return c && mixpi_reduce_shape(c, dim, 0, &to) == MIXP_OK;
 }
 
@@ -17,7 +17,7 @@ static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, in
 static int mixpi_has_smallest(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
     mixpi_outer o;
     mixpi_reduced to;
-    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, 1, x, NULL, NULL);
     if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
     if (!to.n) mixpi_bad_shapes(c, "a minimum needs at least one element");
     return to.n > 0;
@@ -72,8 +72,10 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
     mixp_autocast now = mixp_autocast_current(ctx);
     if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    const int before = mixpi_enter(ctx);
     mixp_tensor *wide = mixpi_as_f32(ctx, x);
     mixp_tensor *y = wide ? p->of(ctx, wide, p) : NULL;
+    mixpi_leave(ctx, before, MIXP_OK);
     mixp_autocast_pop(ctx);
     if (!y) return NULL;
     mixp_dtype dtype = mixpi_form_dtype(now, x, y, p);

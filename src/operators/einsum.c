@@ -149,8 +149,8 @@ MIXPREC_API mixp_tensor *mixp_einsum(
     mixp_context *ctx, const char *equation, mixp_tensor *a, mixp_tensor *b) {
     mixpi_outer o;
     mixpi_einsum e;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "einsum", a, b, NULL);
-    if (!c || !b || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "einsum", 2, a, b, NULL);
+    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
     if (mixpi_einsum_read(ctx, equation, &e) != MIXP_OK) return NULL;
     if (mixpi_einsum_sizes(c, &e) != MIXP_OK) return NULL;
     return mixpi_einsum_product(ctx, &e, a, b);

@@ -78,7 +78,7 @@ static mixp_tensor *mixpi_class_weights(
     static const mixp_op op = { "class_weights", MIXP_CLASS_KEEP, 0, mixpi_class_weights_infer,
         mixpi_class_weights_forward, NULL, NULL };
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, loss, weight, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, loss, 1, weight, NULL, NULL);
     if (!c) return NULL;
 
     /* One weight for each class; class weights do not train. */
@@ -151,7 +151,7 @@ static mixp_tensor *mixpi_form_soft_entropy(
 static mixp_tensor *mixpi_soft_entropy(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d) {
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", x, t, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", 2, x, t, NULL);
     if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
     if (mixpi_smoothing_check(c, d->smoothing) != MIXP_OK) return NULL;
 
@@ -260,7 +260,7 @@ static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row
     mixp_call *c;
     if (!d->weight && !d->pos_weight && d->reduction != MIXP_REDUCE_BATCHMEAN)
         return mixpi_apply_loss(ctx, l->id, kind, bound, x, t, d->reduction);
-    c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, x, t, NULL);
+    c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, 2, x, t, NULL);
     if (!c || mixpi_weights_fit(c, d->weight, "weight") != MIXP_OK) return NULL;
     if (mixpi_weights_fit(c, d->pos_weight, "pos_weight") != MIXP_OK) return NULL;
 
@@ -334,7 +334,7 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
     mixp_tensor *negative, const mixp_loss_desc *d) {
     mixpi_outer o;
     mixpi_form p;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
+    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", 3, anchor, positive, negative);
     if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
 
     /* The three have one shape, and the margin is above 0. */
@@ -343,9 +343,9 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
         mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
         return NULL;
     }
-    if (!(d->margin > 0.0f) || mixpi_is_nan(d->margin)) {
+    if (!mixpi_f32_is_positive(d->margin)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
+            "triplet_margin: margin is %g; pass a finite margin above 0", (double)d->margin);
         return NULL;
     }
 

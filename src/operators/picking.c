@@ -253,7 +253,7 @@ MIXPREC_API mixp_tensor *mixp_index_add(
     int64_t line[MIXP_MAX_RANK];
     mixpi_gathering p;
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", x, src, ids);
+    mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", 3, x, src, ids);
     int i, axis = c ? mixpi_axis(dim, x->rank) : -1;
     if (!c || mixpi_index_check(c, axis) != MIXP_OK) return NULL;
     for (i = 0; i < src->rank; i++) line[i] = i == axis ? ids->count : 1;
@@ -295,7 +295,7 @@ static mixp_result mixpi_topk_forward(mixp_call *c) {
 static mixp_tensor *mixpi_topk_indices(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, mixp_topk_args *k) {
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, 1, x, NULL, NULL);
     int axis;
     if (!c) return NULL;
     axis = mixpi_axis(dim, x->rank);

@@ -52,11 +52,14 @@ static mixp_random_args mixpi_random_of(
 
 MIXPREC_API mixp_tensor *mixp_uniform(
     mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, float low, float high) {
-    mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
-    const double most = (double)(low + k.by > -low ? low + k.by : -low);
-    if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f &&
-        !(mixpi_is_real(dtype) && mixpi_overflows(dtype, most)))
+    const int finite = mixpi_is_finite(low) && mixpi_is_finite(high);
+    const double by = finite ? (double)high - (double)low : -1.0;
+    const double most = finite && -low > high ? -(double)low : (double)high;
+    if (by >= 0.0 && !mixpi_overflows(MIXP_F32, by) &&
+        !(mixpi_is_real(dtype) && mixpi_overflows(dtype, most))) {
+        mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
+    }
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
         "mixp_uniform: low is %g and high is %g; both and their difference must be finite and in "
         "the range of %s, and low must not be above high",

@@ -176,7 +176,7 @@ MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim
     int64_t shape[MIXP_MAX_RANK];
     int i, axis, rank = 0;
     mixpi_outer o;
-    if (!mixpi_outer_call(&o, ctx, "squeeze", x, NULL, NULL)) return NULL;
+    if (!mixpi_outer_call(&o, ctx, "squeeze", 1, x, NULL, NULL)) return NULL;
     axis = mixpi_axis(dim, x->rank);
     if (dim != MIXP_ALL && axis < 0)
         return mixpi_no_dim(ctx, "mixp_squeeze", "dimension of", x, dim);
@@ -191,7 +191,7 @@ MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int d
     int64_t shape[MIXP_MAX_RANK];
     int i, axis;
     mixpi_outer o;
-    if (!mixpi_outer_call(&o, ctx, "unsqueeze", x, NULL, NULL)) return NULL;
+    if (!mixpi_outer_call(&o, ctx, "unsqueeze", 1, x, NULL, NULL)) return NULL;
     axis = mixpi_axis(dim, x->rank + 1);
     if (axis < 0 || x->rank == MIXP_MAX_RANK)
         return mixpi_no_dim(ctx, "mixp_unsqueeze", "place for a new dimension of", x, dim);
@@ -269,8 +269,7 @@ static mixp_result mixpi_pad_infer(mixp_call *c) {
         return MIXP_ERR_DTYPE;
     if (axis < 0 || !x->rank) return mixpi_bad_shapes(c, "dim must be a dimension of x");
     memcpy(shape, x->shape, sizeof shape);
-    most = INT64_MAX / (x->count ? x->count : 1) * shape[axis] - shape[axis];
-    if (!x->count) most = INT64_MAX / 4;
+    most = x->count ? INT64_MAX / x->count * shape[axis] - shape[axis] : INT64_MAX / 4;
     if (p->before < 0 || p->after < 0 || p->before > most || p->after > most - p->before)
         return mixpi_bad_shapes(
             c, "before and after must be at least 0, and the result must fit in memory");
@@ -514,7 +513,7 @@ static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_te
             "mixp_%s: %d parts and %s for them; n must be at least 1, and parts must not be NULL",
             who, n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
-    if (!mixpi_outer_call(&o, ctx, who, x, NULL, NULL)) return mixpi_failed(ctx);
+    if (!mixpi_outer_call(&o, ctx, who, 1, x, NULL, NULL)) return mixpi_failed(ctx);
     *axis = mixpi_axis(dim, x->rank);
     return MIXP_OK;
 }

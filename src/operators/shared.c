@@ -7,7 +7,7 @@
 
 /* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
-    (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
+    ((x)->ctx->device->kernels->kernel)(&(x)->ctx->exec, __VA_ARGS__)
 /* MIXPI_RUN outside of operators. It reports a failure, because the tape reports those of
  * operators only. */
 #define MIXPI_STEP_RUN(x, kernel, k) \
@@ -115,7 +115,7 @@ static void mixpi_note_written(mixp_tensor *t, double value) {
     double low = 0.0; /* memory for any dtype */
     mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
     mixp_convert(&t->own.watch.written, MIXP_F32, &low, t->dtype, 1);
-    if (t->own.watch.written < 0.0f) t->own.watch.written = -t->own.watch.written;
+    t->own.watch.written = mixp_f32_of_bits(mixp_bits_of_f32(t->own.watch.written) & 0x7FFFFFFFu);
 }
 
 /* The name of the first named input of a call; low copies and gradients have a tensor's name. */
@@ -291,10 +291,10 @@ typedef struct mixpi_outer {
     mixp_tensor *in[4];
 } mixpi_outer;
 
-/* A call by this name of a, and of b and c unless NULL, for functions that check. NULL: an input
- * is not usable. */
+/* A call by this name of a, b and c, for functions that check. NULL: an input is not usable, or one
+ * of the first `required` is NULL. */
 static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char *name,
-    mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
+    int required, mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
     int i;
     if (!ctx) return NULL;
     memset(o, 0, sizeof *o);
@@ -307,6 +307,6 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
     o->call.in = o->in;
     o->call.n_in = 3;
     for (i = 0; i < 3; i++)
-        if (mixpi_check_input(ctx, &o->op, i, 1, o->in[i]) != MIXP_OK) return NULL;
+        if (mixpi_check_input(ctx, &o->op, i, required, o->in[i]) != MIXP_OK) return NULL;
     return &o->call;
 }

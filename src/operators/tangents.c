@@ -500,8 +500,8 @@ static mixp_tensor *mixpi_jvp_unquantised(
 MIXPREC_API mixp_tensor *mixp_jvp(
     mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *tangent) {
     mixpi_outer o;
-    if (!mixpi_outer_call(&o, ctx, "jvp of y", y, NULL, NULL) ||
-        !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL))
+    if (!mixpi_outer_call(&o, ctx, "jvp of y", 1, y, NULL, NULL) ||
+        !mixpi_outer_call(&o, ctx, "jvp by x", 1, x, tangent, NULL))
         return NULL;
     if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
     if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);

@@ -30,8 +30,8 @@ static mixp_result mixpi_do_optimizer_add(
     if (r != MIXP_OK) return r;
 
     /* Make its states and its master weight. */
-    opt->slots[opt->count].param = param;
-    opt->slots[opt->count].grad = grad;
+    opt->slot[opt->count].param = param;
+    opt->slot[opt->count].grad = grad;
     const int64_t joined_at = mixp_optimizer_applied(opt);
     r = opt->shards ? opt->ctx->crew->place(opt, row, joined_at)
                     : mixpi_row_memory(opt, row, joined_at);
@@ -40,7 +40,7 @@ static mixp_result mixpi_do_optimizer_add(
     if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
     if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
     if (r == MIXP_OK) opt->rows_changed = 1;
-    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small_states = 1;
     opt->count += r == MIXP_OK;
     param->own.optimizers += r == MIXP_OK;
     mixpi_crew_placed(opt, param, r);
@@ -93,9 +93,9 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
     for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
-        mixp_tensor *view = opt->slots[i].grad;
+        mixp_tensor *view = opt->slot[i].grad;
         if (!view) {
-            opt->slots[i].param->grad = NULL;
+            opt->slot[i].param->grad = NULL;
             continue;
         }
         r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));

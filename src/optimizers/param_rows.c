@@ -8,7 +8,7 @@ static int mixpi_row_is_small(const mixp_param_row *row) {
 
 /* Does this rank update all of parameter i? */
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i) {
-    return opt->slots[i].where == MIXPI_HERE;
+    return opt->slot[i].where == MIXPI_HERE;
 }
 
 static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
@@ -19,19 +19,19 @@ static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
-    mixpi_slot *slots = (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
+    mixpi_slot *slot = (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slot);
     mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
-    if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
+    if (!slot || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
     if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
 
     /* All memory is there: move into it. */
-    if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
+    if (opt->count) memcpy(slot, opt->slot, (size_t)opt->count * sizeof *slot);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     mixpi_sorted_move(&opt->params, sorted);
     mixpi_sorted_move(&opt->grads, sorted + n);
-    opt->slots = slots;
+    opt->slot = slot;
     opt->rows = rows;
     opt->device_rows = device;
     opt->capacity = n;
@@ -256,7 +256,7 @@ static mixp_in mixpi_average_of(const mixp_param_row *row) {
 /* The row of an average. With sharded states, a rank averages what it updates: some parameters, and
  * pieces of others. */
 static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
-    const mixpi_slot *slot = &opt->slots[i];
+    const mixpi_slot *slot = &opt->slot[i];
     const mixp_param_row *all = &opt->rows[i];
     const mixp_param_row of = slot->where == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
     const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
@@ -275,8 +275,8 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
 /* Starts average i at the weight, and at the master where this rank keeps it. */
 static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
     const mixp_param_row row = mixpi_ema_row(opt, i, 0.0);
-    mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
-        mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
+    mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slot[i].ema, MIXP_F32, 0),
+        mixpi_tensor_in(opt->slot[i].param), opt->rows[i].count);
     if (r != MIXP_OK || !row.active) return r;
     return mixpi_convert_to(opt->ctx, mixpi_out_to(row.weight, MIXP_F32, 0),
         mixpi_in(row.grad, row.grad_dtype), row.count);
@@ -337,7 +337,7 @@ static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *
 /* Does the master of parameter i hold nothing of the weight's present values? It is new, or all of
  * the weight was loaded since. */
 static int mixpi_master_is_void(const mixp_optimizer *opt, int64_t i) {
-    const mixpi_slot *slot = &opt->slots[i];
+    const mixpi_slot *slot = &opt->slot[i];
     return i >= opt->count || slot->version < slot->param->own.loaded;
 }
 
@@ -364,7 +364,7 @@ static mixp_result mixpi_master_take(mixp_context *ctx, const mixp_param_row *ro
 
 /* Brings the master of a weight that was written, and an average that has not begun, up to date. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
-    mixpi_slot *slot = &opt->slots[i];
+    mixpi_slot *slot = &opt->slot[i];
     mixp_param_row row = opt->rows[i];
     if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
     MIXPI_TRY(mixpi_master_take(opt->ctx, &row, mixpi_master_is_void(opt, i)));

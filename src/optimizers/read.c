@@ -18,7 +18,7 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
     at.scale = what == MIXP_STATE_M ? row->m_scale : row->v_scale;
     at.dtype = what == MIXP_STATE_M ? row->m_dtype : row->v_dtype;
     if (what < MIXP_STATE_EMA) return at;
-    if (what == MIXP_STATE_EMA) at.data = i < opt->ema_count ? opt->slots[i].ema : NULL;
+    if (what == MIXP_STATE_EMA) at.data = i < opt->ema_count ? opt->slot[i].ema : NULL;
     at.scale = NULL;
     at.dtype = MIXP_F32;
     return at;
@@ -95,7 +95,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     int64_t i = 0, row;
     int written;
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
-    while (i < opt->count && opt->slots[i].param != param) i++;
+    while (i < opt->count && opt->slot[i].param != param) i++;
     row = i;
 
     /* The parameter, the kind of state, and whether this rank keeps it. */
@@ -116,7 +116,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     if (r != MIXP_OK) return r;
 
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
-    written = opt->slots[i].version != param->version &&
+    written = opt->slot[i].version != param->version &&
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
         r = mixp_read(param, host, MIXP_F32, count);

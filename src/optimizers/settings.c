@@ -240,8 +240,8 @@ static const char *mixpi_milestones_wrong(const mixp_schedule *s) {
 
 /* Returns what is wrong with the fields of ONE_CYCLE, or NULL. */
 static const char *mixpi_one_cycle_wrong(const mixp_schedule *s) {
-    const double rise = s->pct_start > 0.0 ? s->pct_start : (double)s->warmup / (double)s->total;
     if (s->kind != MIXP_SCHEDULE_ONE_CYCLE) return NULL;
+    const double rise = s->pct_start > 0.0 ? s->pct_start : (double)s->warmup / (double)s->total;
     if (!(s->pct_start >= 0.0 && s->pct_start <= 1.0))
         return "schedule.pct_start must lie in [0,1]";
     if (s->pct_start > 0.0 && s->warmup)
@@ -433,7 +433,7 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
+static mixp_optimizer *mixpi_do_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_spike_rule spike = d.spike;
     if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
@@ -457,9 +457,17 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
     return opt;
 }
 
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
+    const int before = mixpi_enter(ctx);
+    mixp_optimizer *opt = mixpi_do_optimizer_new(ctx, desc);
+    mixpi_leave(ctx, before, MIXP_OK);
+    return opt;
+}
+
 /* Writes group `index`, which must be below `count`. */
 static mixp_result mixpi_group_write(
     mixp_optimizer *opt, int index, int count, const mixp_param_group *group) {
+    const mixpi_float_mode mode = mixpi_float_calm();
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
     if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
@@ -469,6 +477,7 @@ static mixp_result mixpi_group_write(
     if (index < 0 || index >= count) wrong = "no group has this index";
     if (index >= MIXP_MAX_GROUPS) wrong = "the limit is MIXP_MAX_GROUPS groups";
     if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
+    mixpi_float_leave(mode);
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
 }

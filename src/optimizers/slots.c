@@ -61,7 +61,7 @@ struct mixp_optimizer {
     int64_t          issued;    /* MIXP_SCHEDULE_FUNCTION: steps that the device was given; -1 = not
                                    known                                                   */
     int64_t          count, capacity;
-    mixpi_slot      *slots;
+    mixpi_slot      *slot;
     mixpi_sorted     params, grads; /* the parameters; the callers' gradients              */
     mixp_param_row  *rows, *device_rows;    /* table on the host; table that kernels read  */
     mixp_param_row  *own_rows, *device_own_rows;    /* the rows that this rank updates: the same

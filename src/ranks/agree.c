@@ -47,7 +47,7 @@ enum { MIXPI_COMPARED = 1 << 26 };
 static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t *end) {
     const size_t most = MIXPI_COMPARED;
     size_t total = 0, windows;
-    for (int64_t i = 0; i < o->count; i++) total += mixpi_bytes(o->slots[i].param);
+    for (int64_t i = 0; i < o->count; i++) total += mixpi_bytes(o->slot[i].param);
     windows = (total + most - 1) / most;
     *first = windows ? (size_t)(o->taken / o->ctx->ranks.check_every) % windows * most : 0;
     *end = *first + most < total ? *first + most : total;
@@ -67,7 +67,7 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
     mixp_result r = MIXP_OK;
     mixpi_compared_range(o, &first, &end);
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
-        const mixp_tensor *t = o->slots[i].param;
+        const mixp_tensor *t = o->slot[i].param;
         const size_t bytes = mixpi_bytes(t), from = at < first ? first - at : 0;
         const size_t to = end < at + bytes ? (end > at ? end - at : 0) : bytes;
         if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
@@ -175,7 +175,7 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
     if (o->views_summed == ctx->generation) return MIXP_OK;
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
-        mixp_tensor *view = o->slots[i].grad;
+        mixp_tensor *view = o->slot[i].grad;
         if (!view) continue;
         r = mixpi_ranks_run(
             ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0), view->count);

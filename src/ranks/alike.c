@@ -156,8 +156,8 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     /* Compare what may differ. It decides how the gradients are laid out. */
     d->unlike = mixpi_words_differ(
         table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES, MIXPI_START_LEAVES + 1, &word);
-    for (d->far = other = 0; other < k->size; other++)
-        d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
+    for (d->is_apart = other = 0; other < k->size; other++)
+        d->is_apart |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
 
     /* Compare what must not differ. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
@@ -287,7 +287,7 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
  * is the same on all ranks, also if some have a GPU and others do not. */
 static int mixpi_walks_agree(const mixp_context *ctx) {
     if (ctx->ranks.size < 2 || ctx->capture.active) return 0;
-    return !ctx->exchange->far || ctx->ranks.unused;
+    return !ctx->exchange->is_apart || ctx->ranks.unused;
 }
 
 /* Shares one number of each rank. *alike: all are equal. *any: at least one is above 0. */

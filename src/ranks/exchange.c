@@ -68,7 +68,7 @@ struct mixpi_exchange {
     int64_t          position, sent;    /* progress of the walk: entries walked, buckets sent */
     int              hold;
     int              unlike;    /* 1: ranks met the new leaves in different orders          */
-    int              far;       /* 1: on some rank, device memory is not host memory        */
+    int              is_apart;      /* 1: on some rank, device memory is not host memory        */
 };
 
 /* The exchange of ctx, made at its first use. Returns NULL with the error set. */

@@ -154,7 +154,7 @@ static double mixpi_buffers_hash(const mixp_context *ctx) {
 static double mixpi_groups_hash(const mixp_optimizer *o) {
     uint64_t h = 1469598103934665603u;
     for (int64_t i = 0; i < o->count; i++) {
-        const mixp_tensor *p = o->slots[i].param;
+        const mixp_tensor *p = o->slot[i].param;
         const int32_t rest[2] = { o->rows[i].group, (int32_t)p->dtype };
         h = mixpi_hash(h, p->name, strlen(p->name) + 1);
         h = mixpi_hash(h, p->shape, (size_t)p->rank * sizeof p->shape[0]);
@@ -197,7 +197,7 @@ static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t
  * step later than another. Before the first walk, ranks do not know each other's devices. */
 static int mixpi_ranks_are_here(const mixp_context *ctx) {
     const mixpi_exchange *d = ctx->exchange;
-    return d && d->n_buckets && !d->far;
+    return d && d->n_buckets && !d->is_apart;
 }
 
 /* Names the first buffer that differs. n: the larger number of buffers. table: zeroed, for a row of

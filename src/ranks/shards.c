@@ -28,15 +28,15 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
 
 /* Does each rank update a piece of parameter i? */
 static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i) {
-    return opt->slots[i].where == MIXPI_IN_PIECES;
+    return opt->slot[i].where == MIXPI_IN_PIECES;
 }
 
 /* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
 static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r, int64_t *first) {
-    const int64_t count = opt->slots[i].param->count;
+    const int64_t count = opt->slot[i].param->count;
     const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
-    if (!mixpi_is_divided(opt, i)) return opt->slots[i].owner == r ? count : 0;
+    if (!mixpi_is_divided(opt, i)) return opt->slot[i].owner == r ? count : 0;
     *first = mixpi_min(r * each, count);
     return mixpi_min(each, count - *first);
 }
@@ -76,7 +76,7 @@ static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
 static void *mixpi_piece_grad(const mixp_optimizer *opt, int64_t i, int64_t first) {
     const mixp_param_row *row = &opt->rows[i];
     const mixpi_exchange *d = opt->ctx->exchange;
-    const int64_t leaf = opt->slots[i].param->own.ranks.leaf;
+    const int64_t leaf = opt->slot[i].param->own.ranks.leaf;
     if (d && leaf && d->leaves[leaf - 1].each) return d->leaves[leaf - 1].piece;
     return mixpi_out_at(mixpi_out_to(row->grad, row->grad_dtype, 0), first).data;
 }
@@ -89,7 +89,7 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     mixpi_layout lay = { NULL, 0 };
     int64_t first;
     piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    lay.memory = (char *)opt->slots[i].piece;
+    lay.memory = (char *)opt->slot[i].piece;
     mixpi_row_layout(opt, &piece, &lay);
     piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
     if (piece.grad) piece.grad = mixpi_piece_grad(opt, i, first);
@@ -104,14 +104,14 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
     int64_t first;
     piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
     mixp_result r = mixpi_row_memory(opt, &piece, joined_at);
-    opt->slots[i].piece = piece.missed;
+    opt->slot[i].piece = piece.missed;
     return r;
 }
 
 /* Chooses who keeps the states of the newest row, and allocates this rank's part. */
 MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
-    mixpi_slot *slot = &opt->slots[opt->count];
+    mixpi_slot *slot = &opt->slot[opt->count];
     slot->owner = mixpi_owner_next(opt, row);
     slot->where = slot->owner < 0                       ? MIXPI_IN_PIECES
                   : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
@@ -123,7 +123,7 @@ static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, 
 /* After an add with result r: p is the newest parameter, or was not added. */
 MIXPI_SELDOM
 static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
-    const mixpi_slot *failed = &opt->slots[opt->count];
+    const mixpi_slot *failed = &opt->slot[opt->count];
     p->own.ranks.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
     if (r != MIXP_OK && failed->owner >= 0) opt->shards->owned[failed->owner] -= p->count;
 }
@@ -169,7 +169,7 @@ MIXPI_SELDOM
 static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     if (!mixpi_is_scattered(opt->ctx)) return;
     for (int64_t i = 0; i < opt->count; i++) {
-        const mixpi_slot *slot = &opt->slots[i];
+        const mixpi_slot *slot = &opt->slot[i];
         if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
         slot->param->grad->own.ranks.in_pieces = 1;
     }
@@ -184,7 +184,7 @@ static mixp_result mixpi_slice_copy(
     size_t at = 0;
     int64_t i;
     for (i = 0; i < o->count && r == MIXP_OK; i++) {
-        const mixp_tensor *p = o->slots[i].param;
+        const mixp_tensor *p = o->slot[i].param;
         const size_t size = mixp_dtype_size(p->dtype);
         int64_t element;
         size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
@@ -210,7 +210,7 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
         size_t bytes = 0;
         int64_t i, first;
         for (i = 0; i < o->count; i++) {
-            const size_t size = mixp_dtype_size(o->slots[i].param->dtype);
+            const size_t size = mixp_dtype_size(o->slot[i].param->dtype);
             bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
         }
         if (bytes > most) most = bytes;
@@ -262,9 +262,9 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
 /* Sends the averages of weights to all ranks: a sum of integers, to which each rank contributes
  * what it averages, and zeros. */
 static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
-    const int64_t count = o->slots[i].param->count;
+    const int64_t count = o->slot[i].param->count;
     const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes) / 4);
-    float *ema = o->slots[i].ema;
+    float *ema = o->slot[i].ema;
     int64_t first, at;
     const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema));

@@ -18,7 +18,10 @@ MIXPREC_API mixp_result mixp_quantise(
     own = *k;
     own.decode = decode;
     own.times = NULL;
-    return mixpi_cpu_portable()->kernels->quantise(x, &own);
+    const mixpi_float_mode mode = mixpi_float_calm();
+    const mixp_result r = mixpi_cpu_portable()->kernels->quantise(x, &own);
+    mixpi_float_leave(mode);
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_hadamard(

@@ -15,7 +15,7 @@ static mixp_result mixpi_opt_average(mixp_optimizer *o) {
     o->ema_begun = o->ema_count;
     memset(&k, 0, sizeof k);
     plan.kind = MIXP_OPTIMIZER_EMA;
-    plan.small = 0;
+    plan.small_states = 0;
     k.plan = &plan;
     k.rows = o->device_ema_rows;
     k.count = o->ema_count;
@@ -32,8 +32,8 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
 
     /* A frozen parameter has no average. */
     for (int64_t i = 0; i < opt->count; i++) {
-        const mixp_tensor *p = opt->slots[i].param;
-        if (opt->slots[i].grad || p->requires_grad) continue;
+        const mixp_tensor *p = opt->slot[i].param;
+        if (opt->slot[i].grad || p->requires_grad) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
             "mixp_optimizer_set_ema: '%s' is frozen: call mixp_tensor_set_requires_grad(t, 1), or "
             "give the optimizer only parameters that train",
@@ -48,7 +48,7 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
 static mixp_result mixpi_ema_memory(mixp_optimizer *opt) {
     const size_t bytes = (size_t)opt->capacity * sizeof(mixp_param_row);
     for (int64_t i = 0; i < opt->count; i++) {
-        mixpi_slot *slot = &opt->slots[i];
+        mixpi_slot *slot = &opt->slot[i];
         if (!slot->ema)
             slot->ema = (float *)mixpi_opt_device(opt, (size_t)opt->rows[i].count * sizeof(float));
         if (!slot->ema) return MIXP_ERR_MEMORY;
@@ -66,7 +66,7 @@ static mixp_result mixpi_ema_memory(mixp_optimizer *opt) {
 
 /* The master of a weight that the program wrote since the last step follows the weight. */
 static mixp_result mixpi_ema_sync(mixp_optimizer *opt, int64_t i) {
-    if (opt->slots[i].version == opt->slots[i].param->version) return MIXP_OK;
+    if (opt->slot[i].version == opt->slot[i].param->version) return MIXP_OK;
     return mixpi_master_sync(opt, i);
 }
 
@@ -107,17 +107,17 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
 
     /* Another optimizer's master weight would take over the average. */
     for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
-        if (opt->slots[i].param->own.optimizers > 1)
+        if (opt->slot[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                 "mixp_optimizer_swap_ema: another optimizer also has '%s', and its master weight "
                 "would take over the average; use one optimizer",
-                opt->slots[i].param->name);
+                opt->slot[i].param->name);
     return MIXP_OK;
 }
 
 static mixp_result mixpi_shelf_memory(mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->ema_count; i++) {
-        mixpi_slot *slot = &opt->slots[i];
+        mixpi_slot *slot = &opt->slot[i];
         if (!slot->shelf) slot->shelf = mixpi_opt_device(opt, mixpi_bytes(slot->param));
         if (!slot->shelf) return MIXP_ERR_MEMORY;
     }
@@ -137,7 +137,7 @@ static mixp_result mixpi_swap_lows(mixp_optimizer *opt, mixp_tensor *p) {
 }
 
 static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
-    mixpi_slot *slot = &opt->slots[i];
+    mixpi_slot *slot = &opt->slot[i];
     mixp_tensor *p = slot->param;
     const mixp_dtype dtype = p->dtype;
     mixp_result r = opt->swapped ? MIXP_OK : mixpi_ema_sync(opt, i);

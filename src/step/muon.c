@@ -76,7 +76,7 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
 
 /* One iteration for parameter i. */
 static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
-    const mixp_tensor *p = o->slots[i].param;
+    const mixp_tensor *p = o->slot[i].param;
     MIXPI_TRY(mixpi_muon_gram(o, p->shape[0], p->shape[1]));
     MIXPI_TRY(mixpi_muon_poly(o, mixpi_muon_side(p)));
     return mixpi_muon_next(o, p->shape[0], p->shape[1]);

@@ -29,7 +29,7 @@ static void mixpi_step_done(mixp_optimizer *opt) {
     /* Weights have changed. The kernel wrote those of this rank with their low copies, or skipped
      * all of them: fresh copies stay fresh in both cases. autocast renews a stale copy. */
     for (int64_t i = 0; i < opt->count; i++) {
-        mixpi_slot *slot = &opt->slots[i];
+        mixpi_slot *slot = &opt->slot[i];
         mixp_tensor *p = slot->param;
         if (!opt->rows[i].active) continue;
         for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
@@ -209,7 +209,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
 
     /* An optimizer that shares a gradient must look at it again. */
     for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (g) g->version++;
     }
     if (r == MIXP_OK) mixpi_crew_in_pieces(opt);
@@ -275,7 +275,7 @@ static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage)
 /* Marks the gradients of opt as true. */
 static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (!g) continue;
         g->version++;
         g->own.mark.kind = MIXPI_MARK_UNSCALED;
@@ -333,7 +333,7 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
 
     /* The step has used the gradients that this scaler scaled. */
     for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
     }
     mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
@@ -425,7 +425,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
 
     /* The first bad gradient, here or on another rank. */
     if (s.stats.bad_row >= 0 && s.stats.bad_row < opt->count) {
-        v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
+        v.bad_tensor = opt->slot[s.stats.bad_row].param->name;
         v.bad_element = s.stats.bad_element;
         v.bad_is_nan = s.stats.bad_is_nan;
     }
@@ -559,7 +559,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
 
     /* Its parameters have one optimizer less. */
     for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *p = opt->slots[i].param;
+        mixp_tensor *p = opt->slot[i].param;
         p->own.optimizers--;
         mixpi_crew_left(opt, p);
     }

@@ -10,9 +10,9 @@ static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot) {
 
 /* A parameter's row in its current state. */
 static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
-    const mixp_tensor *p = opt->slots[i].param, *g = mixpi_slot_grad(&opt->slots[i]);
+    const mixp_tensor *p = opt->slot[i].param, *g = mixpi_slot_grad(&opt->slot[i]);
     mixp_param_row now = opt->rows[i];
-    now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
+    now.active = !g ? 0 : opt->zero_grad && opt->slot[i].grad ? 2 : 1;
     if (g) {
         now.grad = g->data;
         now.grad_dtype = g->dtype;
@@ -54,8 +54,8 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
  * masters from the weights, and lose their extra precision. */
 static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const char *who) {
     for (int64_t i = 0; i < opt->count; i++) {
-        const mixp_tensor *p = opt->slots[i].param;
-        if (opt->slots[i].version == p->version) continue;
+        const mixp_tensor *p = opt->slot[i].param;
+        if (opt->slot[i].version == p->version) continue;
         if (mixpi_ema_is_new(opt, i))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                 "%s: '%s' was written since mixp_optimizer_set_ema, and a captured step cannot "
@@ -93,7 +93,7 @@ static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
 
 /* Warns of a master of 16 or 8 bits that loses its further digits in each step. */
 static void mixpi_warn_of_lost_digits(mixp_optimizer *opt, int64_t i) {
-    mixpi_slot *slot = &opt->slots[i];
+    mixpi_slot *slot = &opt->slot[i];
     if (!opt->rows[i].master || opt->rows[i].master_dtype == MIXP_F32) return;
     slot->written = slot->written_for == opt->stepped ? slot->written + 1 : 1;
     slot->written_for = opt->stepped + 1;
@@ -140,7 +140,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
-        if (opt->slots[i].version == opt->slots[i].param->version) continue;
+        if (opt->slot[i].version == opt->slot[i].param->version) continue;
         const mixp_result r = mixpi_master_sync(opt, i);
         if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
         mixpi_warn_of_lost_digits(opt, i);
@@ -165,7 +165,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < opt->count; i++) {
-        const mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        const mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (g) sum += g->version;
     }
     return sum;

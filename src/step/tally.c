@@ -138,7 +138,7 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i, mixp_un
     const int64_t first = i < 0 ? 0 : i;
     int64_t last = i < 0 ? opt->count : i + 1;
     memset(out, 0, sizeof *out);
-    out->name = i < 0 ? "" : opt->slots[i].param->name;
+    out->name = i < 0 ? "" : opt->slot[i].param->name;
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
@@ -232,11 +232,11 @@ static mixp_result mixpi_scaling_of(
     out->at = now;
 
     for (int64_t i = 0; i < opt->count && !wrong; i++) {
-        if (!mixpi_slot_grad(&opt->slots[i])) continue;
-        mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
-        name = opt->slots[i].param->name;
+        if (!mixpi_slot_grad(&opt->slot[i])) continue;
+        mixpi_mark m = mixpi_mark_of(&opt->slot[i]);
+        name = opt->slot[i].param->name;
         wrong = mixpi_mark_wrong(scaler, &m);
-        if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)
+        if (!known && m.kind == MIXPI_MARK_NONE && opt->slot[i].grad)
             wrong = "is your view, and the loss scale was never read: multiply your loss by "
                     "mixp_scaler_loss_scale(scaler) before your backward pass";
         n.as_is += m.kind == MIXPI_MARK_TRUE;
@@ -262,9 +262,9 @@ static mixp_result mixpi_scaling_of(
 static mixp_result mixpi_need_true(
     const mixp_optimizer *opt, const char *who, const char *instead) {
     for (int64_t i = 0; i < opt->count; i++) {
-        if (!mixpi_slot_grad(&opt->slots[i])) continue;
-        const mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
-        const char *name = opt->slots[i].param->name;
+        if (!mixpi_slot_grad(&opt->slot[i])) continue;
+        const mixpi_mark m = mixpi_mark_of(&opt->slot[i]);
+        const char *name = opt->slot[i].param->name;
 
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,

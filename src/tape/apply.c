@@ -107,9 +107,12 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
     mixp_tensor *const *in, int required, const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
-    if (!op || !op->name || !op->infer || !op->forward || !in)
+    if (!op || !op->name || !op->infer || !op->forward)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "mixp_apply: the operator, its name, infer, forward or inputs are missing");
+            "mixp_apply: the operator, its name, infer or forward are missing");
+    if (!in)
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "%s: the inputs are missing: the array is NULL", op->name);
     if (op->attrs_size && !attrs)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "%s: attrs is NULL, but the operator's attrs_size is %.0f", op->name,

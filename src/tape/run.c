@@ -132,9 +132,9 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
  * the entry's alignment; then one byte of flags for each input. */
 static mixpi_tape_entry *mixpi_entry_new(
     mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor *const *in, const void *attrs) {
-    size_t slots = ((size_t)n_in + 3) / 4 * 4, versions = ((size_t)n_in + 2) / 2 * 2;
+    size_t places = ((size_t)n_in + 3) / 4 * 4, versions = ((size_t)n_in + 2) / 2 * 2;
     mixpi_tape_entry *e = (mixpi_tape_entry *)mixpi_step_alloc(
-        ctx, sizeof *e + versions * sizeof *e->versions + slots * sizeof *in + op->attrs_size +
+        ctx, sizeof *e + versions * sizeof *e->versions + places * sizeof *in + op->attrs_size +
                  (size_t)n_in);
     if (!e) return NULL;
     memset(e->reads, 0xFF, sizeof e->reads);
@@ -145,8 +145,8 @@ static mixpi_tape_entry *mixpi_entry_new(
     e->versions = (uint64_t *)(void *)(e + 1);
     e->call.in = (mixp_tensor **)(void *)(e->versions + versions);
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
-    if (op->attrs_size) e->call.attrs = memcpy(e->call.in + slots, attrs, op->attrs_size);
-    e->inputs = (unsigned char *)(e->call.in + slots) + op->attrs_size;
+    if (op->attrs_size) e->call.attrs = memcpy(e->call.in + places, attrs, op->attrs_size);
+    e->inputs = (unsigned char *)(e->call.in + places) + op->attrs_size;
     return e;
 }
 

@@ -68,8 +68,14 @@ static int mixpi_enter(mixp_context *ctx) {
     return ctx->errors.depth++;
 }
 
+/* r; MIXP_ERR_ARGUMENT for a number outside mixp_result, which your operator or hook returned. */
+static mixp_result mixpi_known_result(mixp_result r) {
+    return (unsigned)r < MIXP_RESULT_COUNT ? r : MIXP_ERR_ARGUMENT;
+}
+
 static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
+    r = mixpi_known_result(r);
     ctx->errors.depth = before;
     if (!before) mixpi_float_leave(ctx->errors.float_mode);
     if (!before && ctx->errors.warning_waits) {
@@ -92,6 +98,7 @@ MIXPREC_API mixp_result mixp_context_fail(
     mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;
     if (!ctx) return code;
+    code = mixpi_known_result(code);
     ctx->errors.failures++;
     if (ctx->errors.code != MIXP_OK) return code;
     ctx->errors.code = code;

@@ -382,9 +382,9 @@ static void mixpi_arena_reset(mixpi_arena *a) {
  * A program that keeps old tensors, one of every few steps, soon meets a tensor that is refused. */
 static void mixpi_records_turn(mixp_context *ctx) {
     mixpi_arena *a = &ctx->memory.records;
-    int far = a->turns > 2 && ctx->generation * 0x9E3779B97F4A7C15u >> 63;
+    int skipped = a->turns > 2 && ctx->generation * 0x9E3779B97F4A7C15u >> 63;
     mixpi_arena_reset(a);
-    a->turn = (a->turn + 1 + far) % a->turns;
+    a->turn = (a->turn + 1 + skipped) % a->turns;
 }
 
 static void *mixpi_context_scratch(void *user, size_t bytes) {

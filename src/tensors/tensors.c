@@ -146,7 +146,7 @@ static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, c
     size_t size = mixp_dtype_size(dtype);
     if (!data) return "data is NULL; pass your memory";
     if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
-    if (ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
+    if (ctx && ctx->device->check && (ctx->device->check)(&ctx->exec, data, 1) != MIXP_OK)
         return "data is not device memory; allocate it on the device (cudaMalloc)";
     return NULL;
 }
@@ -424,16 +424,18 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 }
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
-    const mixp_result r = mixpi_check_memory(t, "mixp_init_normal");
-    if (r != MIXP_OK || std >= 0.0) return r == MIXP_OK ? mixpi_init(t, 1, mean, std) : r;
-    return mixp_context_fail(
-        t->ctx, MIXP_ERR_ARGUMENT, "mixp_init_normal: std is %g; it must be at least 0", std);
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_init_normal"));
+    if (mixpi_f64_is_finite(mean) && mixpi_f64_is_finite(std) && std >= 0.0)
+        return mixpi_init(t, 1, mean, std);
+    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+        "mixp_init_normal: mean is %g and std is %g; both must be finite, and std at least 0", mean,
+        std);
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init_uniform"));
-    if (low <= high && mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
-        !mixpi_overflows(t->dtype, high))
+    if (mixpi_f64_is_finite(low) && mixpi_f64_is_finite(high) && low <= high &&
+        !mixpi_overflows(t->dtype, low) && !mixpi_overflows(t->dtype, high))
         return mixpi_init(t, 0, low, high - low);
     return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
         "mixp_init_uniform: low is %g and high is %g; both must be finite and in the range of %s, "
@@ -453,9 +455,11 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
     if (!t->count) return MIXP_OK;
     in = (double)(t->count / t->shape[0]);
     out = (double)(t->count / t->shape[1]);
+    const int before = mixpi_enter(t->ctx); /* gain may be any number */
     std = gain / sqrt(fans ? (in + out) / 2.0 : in);
     bound = sqrt(3.0) * std;
-    return normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound);
+    return mixpi_leave(t->ctx, before,
+        normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound));
 }
 
 MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain) {

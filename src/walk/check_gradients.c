@@ -10,7 +10,9 @@ static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, m
     value[i] = x;
     mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
-    return mixp_item(fn(ctx, user));
+    const double loss = mixp_item(fn(ctx, user));
+    (void)mixpi_float_calm(); /* a step that fn began itself may have let exceptions trap again */
+    return loss;
 }
 
 /* Raises *worst to the largest relative deviation over one input. memory: 2 t->count floats, for

@@ -21,13 +21,13 @@ static void mixpi_unscaled_begin(mixp_context *ctx) {
 /* Looks at g at once. On a device that the host cannot read, waits for it. */
 static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, mixp_look *found) {
     mixpi_arena *a = &ctx->memory.dev;
-    const int far = ctx->device->download != NULL;
-    mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
+    const int apart = ctx->device->download != NULL;
+    mixp_look *row = apart ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
     const mixp_look_args k = mixpi_look_at(mixpi_tensor_in(g), g->count, MIXP_F16, row);
     if (!row) return MIXP_ERR_MEMORY;
     MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
     mixp_result r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
-    if (!far) return r;
+    if (!apart) return r;
     if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);
     mixpi_arena_free(ctx, a, row, sizeof *row);
     return r;

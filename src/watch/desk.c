@@ -270,7 +270,11 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     const int updated = update != scaler->retried;
     ctx->buffers.retries = 1;
     scaler->retried = update;
-    if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_helps(scaler)) {
+    const int before = mixpi_enter(ctx);
+    const int ends =
+        !updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_helps(scaler);
+    mixpi_leave(ctx, before, MIXP_OK);
+    if (ends) {
         scaler->tries = 0;
         return 0;
     }

@@ -108,7 +108,7 @@ static mixp_step_plan plan_of(mixp_optimizer_kind kind, int cautious, int apex) 
     p.order = apex ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
     p.cautious = cautious;
     p.seed = 99;
-    p.small = 1;
+    p.small_states = 1;
     p.check = p.gathered = 1;
     p.n_groups = 1;
     p.groups[0].lr = 0.01;

@@ -230,7 +230,8 @@ static void test_weights_that_are_not_finite(void) {
     load_one(MIXP_BF16, NULL);
     load_one(MIXP_F32, NULL);
     write_one(MIXP_F64, wide, NULL);
-    load_one(MIXP_F32, "1 values of 'fc.w' became Inf: the file has f64, and the parameter is f32");
+    load_one(MIXP_F32, "1 values of 'fc.w' became Inf: the file has f64, and the parameter is f32, whose largest number is 3.40282e+38; "
+                       "scale these values");
     bad[2] = mixp_f32_of_bits(0x7FC00000u);
     write_one(MIXP_F32, bad, NULL);
     load_one(MIXP_F32, "'fc.w' holds 1 values that are Inf or NaN in the file");

@@ -7,7 +7,8 @@
  *   fuzz_X --seeds FOLDER   writes the seeds there, for libFuzzer to begin with
  *
  * A harness defines fuzz_one and fuzz_seed, and FUZZ_OF_FILES when big-endian machines have nothing
- * to test. With FUZZ_EXPLORE there is no main: libFuzzer's is used.
+ * to test. Inputs run with floating-point exceptions that trap; a harness that computes what it expects in double
+ * defines FUZZ_TRAPS_ON as nothing, and lets them trap itself around its calls. With FUZZ_EXPLORE there is no main: libFuzzer's is used.
  */
 #ifndef FUZZ_H
 #define FUZZ_H
@@ -15,9 +16,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "traps.h"
 
 #ifndef FUZZ_MUTATIONS
 #define FUZZ_MUTATIONS 500      /* of each seed: fewer where an input takes long */
+#endif
+#ifndef FUZZ_TRAPS_ON
+#define FUZZ_TRAPS_ON traps_on()
 #endif
 enum { FUZZ_ROOM = 1 << 16 };
 
@@ -39,7 +44,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *copy = (uint8_t *)malloc(size ? size : 1);
     if (!copy) return 0;
     if (size) memcpy(copy, data, size);
+    FUZZ_TRAPS_ON;
     fuzz_one(copy, size);
+    traps_off();
     free(copy);
     return 0;
 }

@@ -5,6 +5,9 @@ FUZZ := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_SECONDS ?= 600
 TESTS += $(FUZZ:%=$(BUILD)/%)
 
+# traps.h needs feenableexcept.
+$(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore): private CPPFLAGS += -D_GNU_SOURCE
+
 # Some compile functions of the implementation again, unoptimised because that is fast.
 $(FUZZ:%=$(BUILD)/%): private light = -O0
 $(FUZZ:%=$(BUILD)/%): $(BUILD)/%: tests/fuzz/%.c $(BUILT) ; $(link)
@@ -23,7 +26,7 @@ $(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h $(HEADER) tests/support/checked
 
 $(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
 	$(call say,clang $@)
-	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 -DFUZZ_EXPLORE -DMIXPREC_IMPLEMENTATION= -fsanitize=fuzzer,address,undefined \
+	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 $(CPPFLAGS) -DFUZZ_EXPLORE -DMIXPREC_IMPLEMENTATION= -fsanitize=fuzzer,address,undefined \
 	    -fno-sanitize-recover=all -I. -Itests -Itests/support $< -lm -o $@
 
 # One after the other. Findings stay in BUILD/fuzz as crash-NAME...; pass such a file to BUILD/NAME.

@@ -6,6 +6,7 @@
  */
 #include <math.h>
 #include "mixprec.h"
+#define FUZZ_TRAPS_ON (void)0
 #include "fuzz.h"
 
 enum { SIDE = 6, MOST = SIDE * SIDE, LEAVES = 4, STEPS = 12, NODES = LEAVES + STEPS };
@@ -481,10 +482,12 @@ typedef struct outcome {
 } outcome;
 
 static void run_mixprec(const graph *g, const matrix *node, mixp_dtype low, int level, outcome *o) {
-    mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *t[NODES], *loss = NULL;
+    mixp_context *ctx;
     const char *why = "";
     int i, k;
+    traps_on();
+    ctx = mixp_context_new(NULL);
     EXPECT(ctx != NULL);
     memset(o, 0, sizeof *o);
     for (i = 0; i < LEAVES; i++) {
@@ -513,6 +516,7 @@ static void run_mixprec(const graph *g, const matrix *node, mixp_dtype low, int 
     if (mixp_context_error(ctx, &why) != MIXP_OK) printf("%s\n", why);
     EXPECT(mixp_context_error(ctx, &why) == MIXP_OK);
     mixp_context_free(ctx);
+    traps_off();
 }
 
 /* A direction in a leaf: no two elements alike, so that no error of one hides another's. */

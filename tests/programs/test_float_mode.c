@@ -3,25 +3,13 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define _GNU_SOURCE         /* feenableexcept */
-#include <fenv.h>
 #include <signal.h>
 #include <unistd.h>
 #include "test.h"
 #include "shared_work.h"
 #include "programs/harness.h"
+#include "traps.h"
 
-#if defined(__GLIBC__) && (defined(__x86_64__) || defined(__i386__))
-#  define CAN_TRAP 1
-static void traps_on(void) {
-    feclearexcept(FE_ALL_EXCEPT);
-    feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW);
-}
-static int traps_off(void) { return fedisableexcept(FE_ALL_EXCEPT); }
-#else
-#  define CAN_TRAP 0
-static void traps_on(void) { }
-static int traps_off(void) { return 0; }
-#endif
 #if CAN_TRAP && defined(__SSE__)
 static void set_flush(unsigned bits) { __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~0x8040u) | bits); }
 #else
@@ -52,10 +40,12 @@ static uint64_t run_of(const program *p, const mode *how, int trapped) {
     static float state[BLOCK];
     char path[64];
     mixp_checkpoint what;
-    session *s = session_open(p, how, NULL, NULL);
+    session *s;
     uint64_t h = 14695981039346656037u;
     int step, i, n;
     doing = p->name;
+    if (trapped) traps_on();
+    s = session_open(p, how, NULL, NULL);
     memset(&what, 0, sizeof what);
     what.ctx = s->ctx;
     what.scaler = s->scaler[0];

@@ -328,6 +328,7 @@ static void test_empty_values(void) {
     for (i = 0; i < 12; i++) CHECK_NEAR(got[i], case_number(i), 0);
     got = case_read(mixp_pad(case_c, x, 0, 1, 1, 5), 6);
     for (i = 0; i < 6; i++) CHECK_NEAR(got[i], 5, 0);
+    is_empty("pad", mixp_pad(case_c, x, 1, 1, 1, 5), 2);
     got = case_read(mixp_scatter_add(case_c, w, 0, no_rows(MIXP_I32, 0, 3), x), 12);
     for (i = 0; i < 12; i++) CHECK_NEAR(got[i], case_number(i), 0);
     case_refused(mixp_attention_apply(case_c, mixp_reshape(case_c, w, 3, one_row), mixp_reshape(case_c, x, 3, no_keys),

@@ -118,10 +118,10 @@ musl)
     tests CC=musl-gcc OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 ;;
 tcc)        # no vectors, few warnings; not the tests whose sources it cannot read (NAN is no constant to it)
     need tcc
-    without 'attention.*' 'ranks.*' everyday threads amx arm fuzz_options
+    without 'attention.*' 'ranks.*' everyday threads amx arm every_call fuzz_options
     tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" LEFT="$left" ;;
 mingw | clang_cl)   # Windows, by wine; not the tests that are of POSIX
-    without 'checkpoint.*' '.*ranks.*' everyday threads gpt2 llama tokenizer fuzz_load fuzz_options fuzz_resume
+    without 'checkpoint.*' '.*ranks.*' everyday every_call threads gpt2 llama tokenizer fuzz_load fuzz_options fuzz_resume
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
     [ -x "$wine" ] || need false
     cc=x86_64-w64-mingw32-gcc

@@ -201,11 +201,45 @@ static void test_rows_that_are_wrong(void) {
     mixp_context_free(ctx);
 }
 
+/* Codes outside mixp_result: the call fails with MIXP_ERR_ARGUMENT. */
+static mixp_result code_of_forward, code_of_backward;
+static mixp_result coded_infer(mixp_call *c) { return mixp_call_output(c, MIXP_F32, 2, square); }
+static mixp_result coded_forward(mixp_call *c) {
+    mixp_fill(c->out, 1.0);
+    return code_of_forward;
+}
+static mixp_result coded_backward(mixp_call *c) {
+    int add;
+    mixp_fill(mixp_call_grad(c, 0, &add), 1.0);
+    return code_of_backward;
+}
+static void test_codes_that_do_not_exist(void) {
+    static const mixp_op op = { "coded", MIXP_CLASS_KEEP, 0, coded_infer, coded_forward, coded_backward, NULL };
+    static const int codes[4] = { -3, 26, MIXP_RESULT_COUNT, 1 << 20 };
+    mixp_tensor *y;
+    int i;
+    for (i = 0; i < 4; i++) {
+        open_context();
+        code_of_forward = (mixp_result)codes[i];
+        CHECK(mixp_apply(ctx, &op, 1, &w, 1, NULL) == NULL);
+        told(MIXP_ERR_ARGUMENT, "coded");
+        code_of_forward = MIXP_OK;
+        code_of_backward = (mixp_result)codes[i];
+        y = mixp_sum(ctx, mixp_apply(ctx, &op, 1, &w, 1, NULL), MIXP_ALL, 0);
+        CHECK_INT(mixp_backward(ctx, y), MIXP_ERR_ARGUMENT);
+        told(MIXP_ERR_ARGUMENT, "coded");
+        CHECK_INT(mixp_context_fail(ctx, (mixp_result)codes[i], "mine"), MIXP_ERR_ARGUMENT);
+        told(MIXP_ERR_ARGUMENT, "mine");
+        mixp_context_free(ctx);
+    }
+}
+
 int main(void) {
     RUN(test_gradients_that_are_not_given);
     RUN(test_gradients_that_need_not_be_given);
     RUN(test_float_arrays);
     RUN(test_float_arrays_of_a_low_parameter);
     RUN(test_rows_that_are_wrong);
+    RUN(test_codes_that_do_not_exist);
     return test_report();
 }
