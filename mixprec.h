@@ -1270,7 +1270,7 @@ typedef struct mixp_step_plan {
     mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
     int32_t       cautious;     /* 1: weight decay only where it agrees with the update    */
-    int32_t       small;        /* 1: some states of the table take fewer bytes than f32   */
+    int32_t       small_states; /* 1: some states of the table take fewer bytes than f32   */
     uint64_t      seed;         /* seed of the random numbers that round states            */
     /* 53-bit hashes that all ranks must agree on. */
     uint64_t      graded;       /* hash of which parameters have gradients                 */
@@ -2436,11 +2436,11 @@ MIXPREC_HD uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
 /* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
 MIXPREC_HD uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
     const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
-    const uint32_t up = 0x3FFFFFu - (random >> 10), small = mixpi_q_below(capped, g->normal);
-    const float cut = mixp_f32_of_bits(capped & small) * 8388608.0f;
+    const uint32_t up = 0x3FFFFFu - (random >> 10), below = mixpi_q_below(capped, g->normal);
+    const float cut = mixp_f32_of_bits(capped & below) * 8388608.0f;
     const uint32_t steps = ((uint32_t)(int32_t)cut + up) >> 22;
     const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)steps * g->step);
-    const uint32_t number = mixpi_q_choose(small, tiny, (capped + up) >> 22 << 22);
+    const uint32_t number = mixpi_q_choose(below, tiny, (capped + up) >> 22 << 22);
     return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
 }
 
@@ -2517,12 +2517,12 @@ MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, float expand, uint32_t a
 /* The code of an e2m1 value. */
 MIXPREC_HD uint32_t mixpi_e2m1_code(float x) {
     const uint32_t u = mixp_bits_of_f32(x), top = (u & 0x7FFFFFFFu) >> 22;
-    const uint32_t small = top == 0xFCu;        /* 0.5 */
-    return ((top > 0xFCu ? top - 0xFCu : small) & 7u) | (u >> 28 & 8u);
+    const uint32_t below = top == 0xFCu;        /* 0.5 */
+    return ((top > 0xFCu ? top - 0xFCu : below) & 7u) | (u >> 28 & 8u);
 }
 MIXPREC_HD float mixpi_e2m1_value(uint32_t code) {
-    const uint32_t a = code & 7u, small = a ? 0x3F000000u : 0u;
-    return mixp_f32_of_bits((a > 1 ? (a + 0xFCu) << 22 : small) | (code & 8u) << 28);
+    const uint32_t a = code & 7u, below = a ? 0x3F000000u : 0u;
+    return mixp_f32_of_bits((a > 1 ? (a + 0xFCu) << 22 : below) | (code & 8u) << 28);
 }
 
 /* --- attention: rows whose largest score repeats ---
@@ -4245,7 +4245,7 @@ struct mixp_tensor {
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
-    void *(*allocate)(size_t bytes, void *user);    /* NULL = malloc                       */
+    void *(*allocate)(size_t bytes, void *user);    /* aligned as malloc's; NULL = malloc  */
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
     uint64_t  seed;                                 /* seed of dropout, initialisation, rounding */
@@ -5379,7 +5379,9 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs);
 
-/* For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
+/* The functions below belong into an operator's functions: c, their call, must not be NULL.
+ *
+ * For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
  * change it: forward reads the final dtype in c->out->dtype. On an error infer must return it. */
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape);
@@ -5397,7 +5399,7 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
 #define MIXP_READS_ALL    0xFFFFFFFFu
 MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what);
 /* For backward only: returns the gradient of input i, to be filled. NULL: the gradient is not
- * wanted. *accumulate 1: add to the values; 0: overwrite them (they are uninitialised). Backward
+ * wanted. accumulate must not be NULL. *accumulate 1: add to the values; 0: overwrite them (they are uninitialised). Backward
  * must ask for each wanted gradient and write it, otherwise mixp_backward fails with
  * MIXP_ERR_ARGUMENT. (A GPU does not detect a gradient that was asked for and not written.) */
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
@@ -6009,7 +6011,8 @@ typedef struct mixp_loss_desc {
  * the shapes. */
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
                                          mixp_tensor *target, const mixp_loss_desc *desc);
-/* mixp_loss_apply for the losses of three tensors. Targets of linear_cross_entropy are i32. */
+/* mixp_loss_apply for the losses of three tensors; desc NULL = zeroed. Targets of
+ * linear_cross_entropy are i32. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
@@ -6160,7 +6163,7 @@ typedef struct mixp_scaler_desc {
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
 
-/* Computes the rule of a description. MIXP_ERR_ARGUMENT: a field is out of range. Pure. */
+/* Computes the rule of a description; NULL = zeroed. MIXP_ERR_ARGUMENT: a field is out of range. Pure. */
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
                                                  mixp_scaler_rule *rule);
 
@@ -7641,9 +7644,9 @@ static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_is_real(y.dtype
 
 /* The array a from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
-{ return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
+{ return mixpi_in((const char *)a.data + (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
-    a.data = (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+    a.data = (char *)a.data + (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype);
     return a;
 }
 
@@ -11532,8 +11535,8 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
 /* Is one of 16 floats subnormal? (VFPCLASSPS says no if the host has set DAZ.) */
 MIXPI_V int MIXPI_P(has_subnormal)(mixpi_v x) {
     const __m512i bits = (__m512i)mixpi_rbits(x);
-    const __mmask16 small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7F800000));
-    return _mm512_mask_test_epi32_mask(small, bits, _mm512_set1_epi32(0x007FFFFF)) != 0;
+    const __mmask16 tiny = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7F800000));
+    return _mm512_mask_test_epi32_mask(tiny, bits, _mm512_set1_epi32(0x007FFFFF)) != 0;
 }
 
 static MIXPI_TARGET_BF16 void MIXPI_P(run_bf16)(void *dst, const void *src, int64_t n) {
@@ -12092,14 +12095,14 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 
 /* tanh x = the result + *rest. Below 0.6 the result is a polynomial. */
 MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
-    mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
+    mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, outer;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
     near_0 = mixpi_vfma(q, x, x);
     low = mixpi_vfma(q, x, mixpi_vsub(x, near_0));
-    far = MIXPI_P(tanh_far)(x, rest);
+    outer = MIXPI_P(tanh_far)(x, rest);
     *rest = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
-    return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, far);
+    return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, outer);
 }
 
 /* tanh x, correctly rounded or off by one unit in the last place. */
@@ -12175,10 +12178,10 @@ MIXPI_V mixpi_v MIXPI_P(erf)(mixpi_v x) {
                             -8.548327e-4f, 5.223977629e-3f, -2.686617064e-2f, 0.1128379167f);
     q = mixpi_vfma(q, z, mixpi_vset(-0.3761263890f));
     mixpi_v near_0 = mixpi_vfma(x, mixpi_vfma(q, z, mixpi_vset(MIXPI_ERF_SLOPE - 1.0f)), x);
-    mixpi_v far = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
-    far = mixpi_vfma(mixpi_vset(-2.0f), far, mixpi_vset(1.0f));
-    far = mixpi_vselect_gt(x, mixpi_vzero(), far, mixpi_vneg(far));
-    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vset(0.5f), far, near_0);
+    mixpi_v outer = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
+    outer = mixpi_vfma(mixpi_vset(-2.0f), outer, mixpi_vset(1.0f));
+    outer = mixpi_vselect_gt(x, mixpi_vzero(), outer, mixpi_vneg(outer));
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vset(0.5f), outer, near_0);
 }
 
 /* max(x, 0) + log(1 + e^-|p x|) / p: never overflows. */
@@ -12379,10 +12382,10 @@ MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
 
 /* The loss of a difference d: quadratic up to delta, then linear. */
 MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
-    mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), far;
+    mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), outer;
     d = mixpi_vabs(d);
-    far = mixpi_vmul(bound, mixpi_vsub(d, mixpi_vmul(half, bound)));
-    return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
+    outer = mixpi_vmul(bound, mixpi_vsub(d, mixpi_vmul(half, bound)));
+    return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), outer);
 }
 
 /* The KL loss of x against its target. A target of 0 contributes 0, but propagates NaN and Inf from
@@ -14631,11 +14634,11 @@ MIXPI_V void MIXPI_P(tiles_get)(mixp_dtype from, const void *p, mixpi_v *x, mixp
  * separate sums, rounded to nearest even. Column 2 shows that the next 32 elements begin at 0.
  * Column 3 shows how subnormals are treated. */
 static float mixpi_amx_known(int f16, int k, int column) {
-    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float tiny = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
     const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
     if (column == 0) return (float)k;
     if (column == 3) {
-        if (k == 2) return small;
+        if (k == 2) return tiny;
         return k == 32 ? least : 0.0f;
     }
     if (k == 0) return 4096.0f;
@@ -19093,8 +19096,14 @@ static int mixpi_enter(mixp_context *ctx) {
     return ctx->errors.depth++;
 }
 
+/* r; MIXP_ERR_ARGUMENT for a number outside mixp_result, which your operator or hook returned. */
+static mixp_result mixpi_known_result(mixp_result r) {
+    return (unsigned)r < MIXP_RESULT_COUNT ? r : MIXP_ERR_ARGUMENT;
+}
+
 static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
+    r = mixpi_known_result(r);
     ctx->errors.depth = before;
     if (!before) mixpi_float_leave(ctx->errors.float_mode);
     if (!before && ctx->errors.warning_waits) {
@@ -19117,6 +19126,7 @@ MIXPREC_API mixp_result mixp_context_fail(
     mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;
     if (!ctx) return code;
+    code = mixpi_known_result(code);
     ctx->errors.failures++;
     if (ctx->errors.code != MIXP_OK) return code;
     ctx->errors.code = code;
@@ -19636,9 +19646,9 @@ static void mixpi_arena_reset(mixpi_arena *a) {
  * A program that keeps old tensors, one of every few steps, soon meets a tensor that is refused. */
 static void mixpi_records_turn(mixp_context *ctx) {
     mixpi_arena *a = &ctx->memory.records;
-    int far = a->turns > 2 && ctx->generation * 0x9E3779B97F4A7C15u >> 63;
+    int skipped = a->turns > 2 && ctx->generation * 0x9E3779B97F4A7C15u >> 63;
     mixpi_arena_reset(a);
-    a->turn = (a->turn + 1 + far) % a->turns;
+    a->turn = (a->turn + 1 + skipped) % a->turns;
 }
 
 static void *mixpi_context_scratch(void *user, size_t bytes) {
@@ -20901,7 +20911,7 @@ static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, c
     size_t size = mixp_dtype_size(dtype);
     if (!data) return "data is NULL; pass your memory";
     if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
-    if (ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
+    if (ctx && ctx->device->check && (ctx->device->check)(&ctx->exec, data, 1) != MIXP_OK)
         return "data is not device memory; allocate it on the device (cudaMalloc)";
     return NULL;
 }
@@ -21179,16 +21189,18 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 }
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
-    const mixp_result r = mixpi_check_memory(t, "mixp_init_normal");
-    if (r != MIXP_OK || std >= 0.0) return r == MIXP_OK ? mixpi_init(t, 1, mean, std) : r;
-    return mixp_context_fail(
-        t->ctx, MIXP_ERR_ARGUMENT, "mixp_init_normal: std is %g; it must be at least 0", std);
+    MIXPI_TRY(mixpi_check_memory(t, "mixp_init_normal"));
+    if (mixpi_f64_is_finite(mean) && mixpi_f64_is_finite(std) && std >= 0.0)
+        return mixpi_init(t, 1, mean, std);
+    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+        "mixp_init_normal: mean is %g and std is %g; both must be finite, and std at least 0", mean,
+        std);
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init_uniform"));
-    if (low <= high && mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
-        !mixpi_overflows(t->dtype, high))
+    if (mixpi_f64_is_finite(low) && mixpi_f64_is_finite(high) && low <= high &&
+        !mixpi_overflows(t->dtype, low) && !mixpi_overflows(t->dtype, high))
         return mixpi_init(t, 0, low, high - low);
     return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
         "mixp_init_uniform: low is %g and high is %g; both must be finite and in the range of %s, "
@@ -21208,9 +21220,11 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
     if (!t->count) return MIXP_OK;
     in = (double)(t->count / t->shape[0]);
     out = (double)(t->count / t->shape[1]);
+    const int before = mixpi_enter(t->ctx); /* gain may be any number */
     std = gain / sqrt(fans ? (in + out) / 2.0 : in);
     bound = sqrt(3.0) * std;
-    return normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound);
+    return mixpi_leave(t->ctx, before,
+        normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound));
 }
 
 MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain) {
@@ -21474,7 +21488,10 @@ MIXPREC_API mixp_result mixp_quantise(
     own = *k;
     own.decode = decode;
     own.times = NULL;
-    return mixpi_cpu_portable()->kernels->quantise(x, &own);
+    const mixpi_float_mode mode = mixpi_float_calm();
+    const mixp_result r = mixpi_cpu_portable()->kernels->quantise(x, &own);
+    mixpi_float_leave(mode);
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_hadamard(
@@ -21730,7 +21747,9 @@ static const char *mixpi_recipe_wrong(
     *code = MIXP_ERR_ARGUMENT;
 
     /* The recipe by itself. */
+    const mixpi_float_mode mode = mixpi_float_calm();
     wrong = mixpi_recipe_fields_wrong(r);
+    mixpi_float_leave(mode);
     if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
     if (wrong) return wrong;
 
@@ -22355,9 +22374,12 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
     mixp_tensor *const *in, int required, const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
-    if (!op || !op->name || !op->infer || !op->forward || !in)
+    if (!op || !op->name || !op->infer || !op->forward)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "mixp_apply: the operator, its name, infer, forward or inputs are missing");
+            "mixp_apply: the operator, its name, infer or forward are missing");
+    if (!in)
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "%s: the inputs are missing: the array is NULL", op->name);
     if (op->attrs_size && !attrs)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "%s: attrs is NULL, but the operator's attrs_size is %.0f", op->name,
@@ -22512,9 +22534,9 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
  * the entry's alignment; then one byte of flags for each input. */
 static mixpi_tape_entry *mixpi_entry_new(
     mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor *const *in, const void *attrs) {
-    size_t slots = ((size_t)n_in + 3) / 4 * 4, versions = ((size_t)n_in + 2) / 2 * 2;
+    size_t places = ((size_t)n_in + 3) / 4 * 4, versions = ((size_t)n_in + 2) / 2 * 2;
     mixpi_tape_entry *e = (mixpi_tape_entry *)mixpi_step_alloc(
-        ctx, sizeof *e + versions * sizeof *e->versions + slots * sizeof *in + op->attrs_size +
+        ctx, sizeof *e + versions * sizeof *e->versions + places * sizeof *in + op->attrs_size +
                  (size_t)n_in);
     if (!e) return NULL;
     memset(e->reads, 0xFF, sizeof e->reads);
@@ -22525,8 +22547,8 @@ static mixpi_tape_entry *mixpi_entry_new(
     e->versions = (uint64_t *)(void *)(e + 1);
     e->call.in = (mixp_tensor **)(void *)(e->versions + versions);
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
-    if (op->attrs_size) e->call.attrs = memcpy(e->call.in + slots, attrs, op->attrs_size);
-    e->inputs = (unsigned char *)(e->call.in + slots) + op->attrs_size;
+    if (op->attrs_size) e->call.attrs = memcpy(e->call.in + places, attrs, op->attrs_size);
+    e->inputs = (unsigned char *)(e->call.in + places) + op->attrs_size;
     return e;
 }
 
@@ -23021,13 +23043,13 @@ static void mixpi_unscaled_begin(mixp_context *ctx) {
 /* Looks at g at once. On a device that the host cannot read, waits for it. */
 static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, mixp_look *found) {
     mixpi_arena *a = &ctx->memory.dev;
-    const int far = ctx->device->download != NULL;
-    mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
+    const int apart = ctx->device->download != NULL;
+    mixp_look *row = apart ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
     const mixp_look_args k = mixpi_look_at(mixpi_tensor_in(g), g->count, MIXP_F16, row);
     if (!row) return MIXP_ERR_MEMORY;
     MIXPI_TRY(mixpi_device_zero(ctx, row, sizeof *row));
     mixp_result r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
-    if (!far) return r;
+    if (!apart) return r;
     if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);
     mixpi_arena_free(ctx, a, row, sizeof *row);
     return r;
@@ -23474,7 +23496,9 @@ static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, m
     value[i] = x;
     mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
-    return mixp_item(fn(ctx, user));
+    const double loss = mixp_item(fn(ctx, user));
+    (void)mixpi_float_calm(); /* a step that fn began itself may have let exceptions trap again */
+    return loss;
 }
 
 /* Raises *worst to the largest relative deviation over one input. memory: 2 t->count floats, for
@@ -23623,7 +23647,7 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
 
 /* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
-    (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
+    ((x)->ctx->device->kernels->kernel)(&(x)->ctx->exec, __VA_ARGS__)
 /* MIXPI_RUN outside of operators. It reports a failure, because the tape reports those of
  * operators only. */
 #define MIXPI_STEP_RUN(x, kernel, k) \
@@ -23731,7 +23755,7 @@ static void mixpi_note_written(mixp_tensor *t, double value) {
     double low = 0.0; /* memory for any dtype */
     mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
     mixp_convert(&t->own.watch.written, MIXP_F32, &low, t->dtype, 1);
-    if (t->own.watch.written < 0.0f) t->own.watch.written = -t->own.watch.written;
+    t->own.watch.written = mixp_f32_of_bits(mixp_bits_of_f32(t->own.watch.written) & 0x7FFFFFFFu);
 }
 
 /* The name of the first named input of a call; low copies and gradients have a tensor's name. */
@@ -23907,10 +23931,10 @@ typedef struct mixpi_outer {
     mixp_tensor *in[4];
 } mixpi_outer;
 
-/* A call by this name of a, and of b and c unless NULL, for functions that check. NULL: an input
- * is not usable. */
+/* A call by this name of a, b and c, for functions that check. NULL: an input is not usable, or one
+ * of the first `required` is NULL. */
 static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char *name,
-    mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
+    int required, mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
     int i;
     if (!ctx) return NULL;
     memset(o, 0, sizeof *o);
@@ -23923,7 +23947,7 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
     o->call.in = o->in;
     o->call.n_in = 3;
     for (i = 0; i < 3; i++)
-        if (mixpi_check_input(ctx, &o->op, i, 1, o->in[i]) != MIXP_OK) return NULL;
+        if (mixpi_check_input(ctx, &o->op, i, required, o->in[i]) != MIXP_OK) return NULL;
     return &o->call;
 }
 MIXPI_SELDOM_BEGIN
@@ -27979,7 +28003,7 @@ MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim
     int64_t shape[MIXP_MAX_RANK];
     int i, axis, rank = 0;
     mixpi_outer o;
-    if (!mixpi_outer_call(&o, ctx, "squeeze", x, NULL, NULL)) return NULL;
+    if (!mixpi_outer_call(&o, ctx, "squeeze", 1, x, NULL, NULL)) return NULL;
     axis = mixpi_axis(dim, x->rank);
     if (dim != MIXP_ALL && axis < 0)
         return mixpi_no_dim(ctx, "mixp_squeeze", "dimension of", x, dim);
@@ -27994,7 +28018,7 @@ MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int d
     int64_t shape[MIXP_MAX_RANK];
     int i, axis;
     mixpi_outer o;
-    if (!mixpi_outer_call(&o, ctx, "unsqueeze", x, NULL, NULL)) return NULL;
+    if (!mixpi_outer_call(&o, ctx, "unsqueeze", 1, x, NULL, NULL)) return NULL;
     axis = mixpi_axis(dim, x->rank + 1);
     if (axis < 0 || x->rank == MIXP_MAX_RANK)
         return mixpi_no_dim(ctx, "mixp_unsqueeze", "place for a new dimension of", x, dim);
@@ -28072,8 +28096,7 @@ static mixp_result mixpi_pad_infer(mixp_call *c) {
         return MIXP_ERR_DTYPE;
     if (axis < 0 || !x->rank) return mixpi_bad_shapes(c, "dim must be a dimension of x");
     memcpy(shape, x->shape, sizeof shape);
-    most = INT64_MAX / (x->count ? x->count : 1) * shape[axis] - shape[axis];
-    if (!x->count) most = INT64_MAX / 4;
+    most = x->count ? INT64_MAX / x->count * shape[axis] - shape[axis] : INT64_MAX / 4;
     if (p->before < 0 || p->after < 0 || p->before > most || p->after > most - p->before)
         return mixpi_bad_shapes(
             c, "before and after must be at least 0, and the result must fit in memory");
@@ -28317,7 +28340,7 @@ static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_te
             "mixp_%s: %d parts and %s for them; n must be at least 1, and parts must not be NULL",
             who, n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
-    if (!mixpi_outer_call(&o, ctx, who, x, NULL, NULL)) return mixpi_failed(ctx);
+    if (!mixpi_outer_call(&o, ctx, who, 1, x, NULL, NULL)) return mixpi_failed(ctx);
     *axis = mixpi_axis(dim, x->rank);
     return MIXP_OK;
 }
@@ -28409,11 +28432,14 @@ static mixp_random_args mixpi_random_of(
 
 MIXPREC_API mixp_tensor *mixp_uniform(
     mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, float low, float high) {
-    mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
-    const double most = (double)(low + k.by > -low ? low + k.by : -low);
-    if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f &&
-        !(mixpi_is_real(dtype) && mixpi_overflows(dtype, most)))
+    const int finite = mixpi_is_finite(low) && mixpi_is_finite(high);
+    const double by = finite ? (double)high - (double)low : -1.0;
+    const double most = finite && -low > high ? -(double)low : (double)high;
+    if (by >= 0.0 && !mixpi_overflows(MIXP_F32, by) &&
+        !(mixpi_is_real(dtype) && mixpi_overflows(dtype, most))) {
+        mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
+    }
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
         "mixp_uniform: low is %g and high is %g; both and their difference must be finite and in "
         "the range of %s, and low must not be above high",
@@ -28873,7 +28899,7 @@ MIXPREC_API mixp_tensor *mixp_index_add(
     int64_t line[MIXP_MAX_RANK];
     mixpi_gathering p;
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", x, src, ids);
+    mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", 3, x, src, ids);
     int i, axis = c ? mixpi_axis(dim, x->rank) : -1;
     if (!c || mixpi_index_check(c, axis) != MIXP_OK) return NULL;
     for (i = 0; i < src->rank; i++) line[i] = i == axis ? ids->count : 1;
@@ -28915,7 +28941,7 @@ static mixp_result mixpi_topk_forward(mixp_call *c) {
 static mixp_tensor *mixpi_topk_indices(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, mixp_topk_args *k) {
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, 1, x, NULL, NULL);
     int axis;
     if (!c) return NULL;
     axis = mixpi_axis(dim, x->rank);
@@ -29093,7 +29119,7 @@ MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *tabl
 static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
     mixpi_outer o;
     mixpi_reduced to;
-    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, 1, x, NULL, NULL);
     return c && mixpi_reduce_shape(c, dim, 0, &to) == MIXP_OK;
 }
 
@@ -29101,7 +29127,7 @@ static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, in
 static int mixpi_has_smallest(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
     mixpi_outer o;
     mixpi_reduced to;
-    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, 1, x, NULL, NULL);
     if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
     if (!to.n) mixpi_bad_shapes(c, "a minimum needs at least one element");
     return to.n > 0;
@@ -29156,8 +29182,10 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
     mixp_autocast now = mixp_autocast_current(ctx);
     if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    const int before = mixpi_enter(ctx);
     mixp_tensor *wide = mixpi_as_f32(ctx, x);
     mixp_tensor *y = wide ? p->of(ctx, wide, p) : NULL;
+    mixpi_leave(ctx, before, MIXP_OK);
     mixp_autocast_pop(ctx);
     if (!y) return NULL;
     mixp_dtype dtype = mixpi_form_dtype(now, x, y, p);
@@ -29397,7 +29425,7 @@ static mixp_tensor *mixpi_class_weights(
     static const mixp_op op = { "class_weights", MIXP_CLASS_KEEP, 0, mixpi_class_weights_infer,
         mixpi_class_weights_forward, NULL, NULL };
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, loss, weight, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, loss, 1, weight, NULL, NULL);
     if (!c) return NULL;
 
     /* One weight for each class; class weights do not train. */
@@ -29470,7 +29498,7 @@ static mixp_tensor *mixpi_form_soft_entropy(
 static mixp_tensor *mixpi_soft_entropy(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d) {
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", x, t, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", 2, x, t, NULL);
     if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
     if (mixpi_smoothing_check(c, d->smoothing) != MIXP_OK) return NULL;
 
@@ -29579,7 +29607,7 @@ static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row
     mixp_call *c;
     if (!d->weight && !d->pos_weight && d->reduction != MIXP_REDUCE_BATCHMEAN)
         return mixpi_apply_loss(ctx, l->id, kind, bound, x, t, d->reduction);
-    c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, x, t, NULL);
+    c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, 2, x, t, NULL);
     if (!c || mixpi_weights_fit(c, d->weight, "weight") != MIXP_OK) return NULL;
     if (mixpi_weights_fit(c, d->pos_weight, "pos_weight") != MIXP_OK) return NULL;
 
@@ -29653,7 +29681,7 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
     mixp_tensor *negative, const mixp_loss_desc *d) {
     mixpi_outer o;
     mixpi_form p;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
+    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", 3, anchor, positive, negative);
     if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
 
     /* The three have one shape, and the margin is above 0. */
@@ -29662,9 +29690,9 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
         mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
         return NULL;
     }
-    if (!(d->margin > 0.0f) || mixpi_is_nan(d->margin)) {
+    if (!mixpi_f32_is_positive(d->margin)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
+            "triplet_margin: margin is %g; pass a finite margin above 0", (double)d->margin);
         return NULL;
     }
 
@@ -29728,7 +29756,7 @@ static mixp_tensor *mixpi_form_any_norm(mixp_context *ctx, mixp_tensor *x, const
 static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
     mixpi_outer o;
     mixpi_reduced to;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "norm", x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, "norm", 1, x, NULL, NULL);
     if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
     if (!to.n) mixpi_bad_shapes(c, "a norm of negative order needs at least one element");
     return to.n > 0;
@@ -29789,7 +29817,7 @@ static mixp_tensor *mixpi_triangle(
     mixp_context *ctx, const char *name, mixp_tensor *x, int64_t diagonal, int side) {
     const int64_t most = 1 << 24;
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, 1, x, NULL, NULL);
     mixp_tensor *place, *edge, *hidden;
     if (!c || mixpi_need_real(c, 1, 1) != MIXP_OK) return NULL;
     if (x->rank < 2 || x->shape[x->rank - 2] > most || x->shape[x->rank - 1] > most) {
@@ -29815,7 +29843,7 @@ MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t di
 MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim) {
     mixpi_outer o;
     mixp_tensor *parts[2];
-    if (!mixpi_outer_call(&o, ctx, "roll", x, NULL, NULL)) return NULL;
+    if (!mixpi_outer_call(&o, ctx, "roll", 1, x, NULL, NULL)) return NULL;
     int axis = mixpi_axis(dim, x->rank);
     if (axis < 0) return mixpi_no_dim(ctx, "mixp_roll", "dimension of", x, dim);
     int64_t n = x->shape[axis];
@@ -29829,8 +29857,8 @@ MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t sh
 MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w) {
     mixpi_outer o;
     int64_t shape[MIXP_MAX_RANK];
-    mixp_call *c = mixpi_outer_call(&o, ctx, "prelu", x, w, NULL);
-    if (!c || !w) return NULL;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "prelu", 2, x, w, NULL);
+    if (!c) return NULL;
     if (w->rank > 1 || (w->count != 1 && (x->rank < 2 || x->shape[1] != w->count))) {
         mixpi_bad_shapes(c, "w needs one element, or one for each index of x's dimension 1");
         return NULL;
@@ -29851,9 +29879,8 @@ MIXPREC_API mixp_tensor *mixp_scatter(
     mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     mixpi_outer o;
     mixp_tensor *sources;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", x, src, ids);
-    if (!c || !src || !ids || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK)
-        return NULL;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", 3, x, src, ids);
+    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK) return NULL;
     sources = mixp_full(ctx, MIXP_F32, x->rank, x->shape, 0.0);
     sources = mixp_scatter_add(
         ctx, sources, dim, ids, mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
@@ -29877,8 +29904,8 @@ static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
 MIXPREC_API mixp_tensor *mixp_searchsorted(
     mixp_context *ctx, mixp_tensor *edges, mixp_tensor *values, int right) {
     mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", edges, values, NULL);
-    if (!c || !values) return NULL;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", 2, edges, values, NULL);
+    if (!c) return NULL;
 
     /* The edges are one row for all values, or a row for each row of values. */
     int rank = values->rank;
@@ -30049,8 +30076,8 @@ MIXPREC_API mixp_tensor *mixp_einsum(
     mixp_context *ctx, const char *equation, mixp_tensor *a, mixp_tensor *b) {
     mixpi_outer o;
     mixpi_einsum e;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "einsum", a, b, NULL);
-    if (!c || !b || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "einsum", 2, a, b, NULL);
+    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
     if (mixpi_einsum_read(ctx, equation, &e) != MIXP_OK) return NULL;
     if (mixpi_einsum_sizes(c, &e) != MIXP_OK) return NULL;
     return mixpi_einsum_product(ctx, &e, a, b);
@@ -30695,8 +30722,8 @@ static mixp_tensor *mixpi_jvp_unquantised(
 MIXPREC_API mixp_tensor *mixp_jvp(
     mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *tangent) {
     mixpi_outer o;
-    if (!mixpi_outer_call(&o, ctx, "jvp of y", y, NULL, NULL) ||
-        !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL))
+    if (!mixpi_outer_call(&o, ctx, "jvp of y", 1, y, NULL, NULL) ||
+        !mixpi_outer_call(&o, ctx, "jvp by x", 1, x, tangent, NULL))
         return NULL;
     if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
     if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);
@@ -31015,9 +31042,8 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
+static mixp_result mixpi_do_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
     mixp_scaler_state state;
-    if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
 
     /* The rule, with the factors of the file. */
@@ -31044,6 +31070,11 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     state.largest = scaler->rule.predicts ? in->largest : 0.0f;
     state.peak = scaler->rule.predicts ? in->peak : 0.0f;
     return mixpi_scaler_replace(scaler, &state);
+}
+
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
+    if (!scaler || !in) return MIXP_ERR_ARGUMENT;
+    MIXPI_RETURN_INSIDE(scaler->ctx, mixpi_do_scaler_load(scaler, in));
 }
 
 /* --- the loss times the scale ------------------------------------------------------------ */
@@ -31117,9 +31148,10 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    if (!scaler || !loss) return NULL;
-    if (scaler->desc.disabled) return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
-    if (!scaler->began) scaler->began = scaler->ctx->step;
+    if (!scaler) return NULL;
+    if (loss && scaler->desc.disabled)
+        return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
+    if (loss && !scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
 }
 
@@ -31313,7 +31345,7 @@ struct mixp_optimizer {
     int64_t          issued;    /* MIXP_SCHEDULE_FUNCTION: steps that the device was given; -1 = not
                                    known                                                   */
     int64_t          count, capacity;
-    mixpi_slot      *slots;
+    mixpi_slot      *slot;
     mixpi_sorted     params, grads; /* the parameters; the callers' gradients              */
     mixp_param_row  *rows, *device_rows;    /* table on the host; table that kernels read  */
     mixp_param_row  *own_rows, *device_own_rows;    /* the rows that this rank updates: the same
@@ -31654,8 +31686,8 @@ static const char *mixpi_milestones_wrong(const mixp_schedule *s) {
 
 /* Returns what is wrong with the fields of ONE_CYCLE, or NULL. */
 static const char *mixpi_one_cycle_wrong(const mixp_schedule *s) {
-    const double rise = s->pct_start > 0.0 ? s->pct_start : (double)s->warmup / (double)s->total;
     if (s->kind != MIXP_SCHEDULE_ONE_CYCLE) return NULL;
+    const double rise = s->pct_start > 0.0 ? s->pct_start : (double)s->warmup / (double)s->total;
     if (!(s->pct_start >= 0.0 && s->pct_start <= 1.0))
         return "schedule.pct_start must lie in [0,1]";
     if (s->pct_start > 0.0 && s->warmup)
@@ -31847,7 +31879,7 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
+static mixp_optimizer *mixpi_do_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_spike_rule spike = d.spike;
     if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
@@ -31871,9 +31903,17 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
     return opt;
 }
 
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
+    const int before = mixpi_enter(ctx);
+    mixp_optimizer *opt = mixpi_do_optimizer_new(ctx, desc);
+    mixpi_leave(ctx, before, MIXP_OK);
+    return opt;
+}
+
 /* Writes group `index`, which must be below `count`. */
 static mixp_result mixpi_group_write(
     mixp_optimizer *opt, int index, int count, const mixp_param_group *group) {
+    const mixpi_float_mode mode = mixpi_float_calm();
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
     if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
@@ -31883,6 +31923,7 @@ static mixp_result mixpi_group_write(
     if (index < 0 || index >= count) wrong = "no group has this index";
     if (index >= MIXP_MAX_GROUPS) wrong = "the limit is MIXP_MAX_GROUPS groups";
     if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
+    mixpi_float_leave(mode);
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
 }
@@ -31932,7 +31973,7 @@ static int mixpi_row_is_small(const mixp_param_row *row) {
 
 /* Does this rank update all of parameter i? */
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i) {
-    return opt->slots[i].where == MIXPI_HERE;
+    return opt->slot[i].where == MIXPI_HERE;
 }
 
 static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
@@ -31943,19 +31984,19 @@ static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
-    mixpi_slot *slots = (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
+    mixpi_slot *slot = (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slot);
     mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
-    if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
+    if (!slot || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
     if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
 
     /* All memory is there: move into it. */
-    if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
+    if (opt->count) memcpy(slot, opt->slot, (size_t)opt->count * sizeof *slot);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     mixpi_sorted_move(&opt->params, sorted);
     mixpi_sorted_move(&opt->grads, sorted + n);
-    opt->slots = slots;
+    opt->slot = slot;
     opt->rows = rows;
     opt->device_rows = device;
     opt->capacity = n;
@@ -32180,7 +32221,7 @@ static mixp_in mixpi_average_of(const mixp_param_row *row) {
 /* The row of an average. With sharded states, a rank averages what it updates: some parameters, and
  * pieces of others. */
 static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
-    const mixpi_slot *slot = &opt->slots[i];
+    const mixpi_slot *slot = &opt->slot[i];
     const mixp_param_row *all = &opt->rows[i];
     const mixp_param_row of = slot->where == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
     const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
@@ -32199,8 +32240,8 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
 /* Starts average i at the weight, and at the master where this rank keeps it. */
 static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
     const mixp_param_row row = mixpi_ema_row(opt, i, 0.0);
-    mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
-        mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
+    mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slot[i].ema, MIXP_F32, 0),
+        mixpi_tensor_in(opt->slot[i].param), opt->rows[i].count);
     if (r != MIXP_OK || !row.active) return r;
     return mixpi_convert_to(opt->ctx, mixpi_out_to(row.weight, MIXP_F32, 0),
         mixpi_in(row.grad, row.grad_dtype), row.count);
@@ -32261,7 +32302,7 @@ static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *
 /* Does the master of parameter i hold nothing of the weight's present values? It is new, or all of
  * the weight was loaded since. */
 static int mixpi_master_is_void(const mixp_optimizer *opt, int64_t i) {
-    const mixpi_slot *slot = &opt->slots[i];
+    const mixpi_slot *slot = &opt->slot[i];
     return i >= opt->count || slot->version < slot->param->own.loaded;
 }
 
@@ -32288,7 +32329,7 @@ static mixp_result mixpi_master_take(mixp_context *ctx, const mixp_param_row *ro
 
 /* Brings the master of a weight that was written, and an average that has not begun, up to date. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
-    mixpi_slot *slot = &opt->slots[i];
+    mixpi_slot *slot = &opt->slot[i];
     mixp_param_row row = opt->rows[i];
     if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
     MIXPI_TRY(mixpi_master_take(opt->ctx, &row, mixpi_master_is_void(opt, i)));
@@ -32380,7 +32421,7 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
     at.scale = what == MIXP_STATE_M ? row->m_scale : row->v_scale;
     at.dtype = what == MIXP_STATE_M ? row->m_dtype : row->v_dtype;
     if (what < MIXP_STATE_EMA) return at;
-    if (what == MIXP_STATE_EMA) at.data = i < opt->ema_count ? opt->slots[i].ema : NULL;
+    if (what == MIXP_STATE_EMA) at.data = i < opt->ema_count ? opt->slot[i].ema : NULL;
     at.scale = NULL;
     at.dtype = MIXP_F32;
     return at;
@@ -32457,7 +32498,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     int64_t i = 0, row;
     int written;
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
-    while (i < opt->count && opt->slots[i].param != param) i++;
+    while (i < opt->count && opt->slot[i].param != param) i++;
     row = i;
 
     /* The parameter, the kind of state, and whether this rank keeps it. */
@@ -32478,7 +32519,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     if (r != MIXP_OK) return r;
 
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
-    written = opt->slots[i].version != param->version &&
+    written = opt->slot[i].version != param->version &&
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
         r = mixp_read(param, host, MIXP_F32, count);
@@ -32560,8 +32601,8 @@ static mixp_result mixpi_do_optimizer_add(
     if (r != MIXP_OK) return r;
 
     /* Make its states and its master weight. */
-    opt->slots[opt->count].param = param;
-    opt->slots[opt->count].grad = grad;
+    opt->slot[opt->count].param = param;
+    opt->slot[opt->count].grad = grad;
     const int64_t joined_at = mixp_optimizer_applied(opt);
     r = opt->shards ? opt->ctx->crew->place(opt, row, joined_at)
                     : mixpi_row_memory(opt, row, joined_at);
@@ -32570,7 +32611,7 @@ static mixp_result mixpi_do_optimizer_add(
     if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
     if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
     if (r == MIXP_OK) opt->rows_changed = 1;
-    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small_states = 1;
     opt->count += r == MIXP_OK;
     param->own.optimizers += r == MIXP_OK;
     mixpi_crew_placed(opt, param, r);
@@ -32623,9 +32664,9 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
     for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
-        mixp_tensor *view = opt->slots[i].grad;
+        mixp_tensor *view = opt->slot[i].grad;
         if (!view) {
-            opt->slots[i].param->grad = NULL;
+            opt->slot[i].param->grad = NULL;
             continue;
         }
         r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
@@ -32648,9 +32689,9 @@ static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot) {
 
 /* A parameter's row in its current state. */
 static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
-    const mixp_tensor *p = opt->slots[i].param, *g = mixpi_slot_grad(&opt->slots[i]);
+    const mixp_tensor *p = opt->slot[i].param, *g = mixpi_slot_grad(&opt->slot[i]);
     mixp_param_row now = opt->rows[i];
-    now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
+    now.active = !g ? 0 : opt->zero_grad && opt->slot[i].grad ? 2 : 1;
     if (g) {
         now.grad = g->data;
         now.grad_dtype = g->dtype;
@@ -32692,8 +32733,8 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
  * masters from the weights, and lose their extra precision. */
 static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const char *who) {
     for (int64_t i = 0; i < opt->count; i++) {
-        const mixp_tensor *p = opt->slots[i].param;
-        if (opt->slots[i].version == p->version) continue;
+        const mixp_tensor *p = opt->slot[i].param;
+        if (opt->slot[i].version == p->version) continue;
         if (mixpi_ema_is_new(opt, i))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                 "%s: '%s' was written since mixp_optimizer_set_ema, and a captured step cannot "
@@ -32731,7 +32772,7 @@ static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
 
 /* Warns of a master of 16 or 8 bits that loses its further digits in each step. */
 static void mixpi_warn_of_lost_digits(mixp_optimizer *opt, int64_t i) {
-    mixpi_slot *slot = &opt->slots[i];
+    mixpi_slot *slot = &opt->slot[i];
     if (!opt->rows[i].master || opt->rows[i].master_dtype == MIXP_F32) return;
     slot->written = slot->written_for == opt->stepped ? slot->written + 1 : 1;
     slot->written_for = opt->stepped + 1;
@@ -32778,7 +32819,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
-        if (opt->slots[i].version == opt->slots[i].param->version) continue;
+        if (opt->slot[i].version == opt->slot[i].param->version) continue;
         const mixp_result r = mixpi_master_sync(opt, i);
         if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
         mixpi_warn_of_lost_digits(opt, i);
@@ -32803,7 +32844,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < opt->count; i++) {
-        const mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        const mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (g) sum += g->version;
     }
     return sum;
@@ -32912,7 +32953,7 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
 
 /* One iteration for parameter i. */
 static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
-    const mixp_tensor *p = o->slots[i].param;
+    const mixp_tensor *p = o->slot[i].param;
     MIXPI_TRY(mixpi_muon_gram(o, p->shape[0], p->shape[1]));
     MIXPI_TRY(mixpi_muon_poly(o, mixpi_muon_side(p)));
     return mixpi_muon_next(o, p->shape[0], p->shape[1]);
@@ -33138,7 +33179,7 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i, mixp_un
     const int64_t first = i < 0 ? 0 : i;
     int64_t last = i < 0 ? opt->count : i + 1;
     memset(out, 0, sizeof *out);
-    out->name = i < 0 ? "" : opt->slots[i].param->name;
+    out->name = i < 0 ? "" : opt->slot[i].param->name;
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
@@ -33232,11 +33273,11 @@ static mixp_result mixpi_scaling_of(
     out->at = now;
 
     for (int64_t i = 0; i < opt->count && !wrong; i++) {
-        if (!mixpi_slot_grad(&opt->slots[i])) continue;
-        mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
-        name = opt->slots[i].param->name;
+        if (!mixpi_slot_grad(&opt->slot[i])) continue;
+        mixpi_mark m = mixpi_mark_of(&opt->slot[i]);
+        name = opt->slot[i].param->name;
         wrong = mixpi_mark_wrong(scaler, &m);
-        if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)
+        if (!known && m.kind == MIXPI_MARK_NONE && opt->slot[i].grad)
             wrong = "is your view, and the loss scale was never read: multiply your loss by "
                     "mixp_scaler_loss_scale(scaler) before your backward pass";
         n.as_is += m.kind == MIXPI_MARK_TRUE;
@@ -33262,9 +33303,9 @@ static mixp_result mixpi_scaling_of(
 static mixp_result mixpi_need_true(
     const mixp_optimizer *opt, const char *who, const char *instead) {
     for (int64_t i = 0; i < opt->count; i++) {
-        if (!mixpi_slot_grad(&opt->slots[i])) continue;
-        const mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
-        const char *name = opt->slots[i].param->name;
+        if (!mixpi_slot_grad(&opt->slot[i])) continue;
+        const mixpi_mark m = mixpi_mark_of(&opt->slot[i]);
+        const char *name = opt->slot[i].param->name;
 
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -33305,7 +33346,7 @@ static mixp_result mixpi_opt_average(mixp_optimizer *o) {
     o->ema_begun = o->ema_count;
     memset(&k, 0, sizeof k);
     plan.kind = MIXP_OPTIMIZER_EMA;
-    plan.small = 0;
+    plan.small_states = 0;
     k.plan = &plan;
     k.rows = o->device_ema_rows;
     k.count = o->ema_count;
@@ -33322,8 +33363,8 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
 
     /* A frozen parameter has no average. */
     for (int64_t i = 0; i < opt->count; i++) {
-        const mixp_tensor *p = opt->slots[i].param;
-        if (opt->slots[i].grad || p->requires_grad) continue;
+        const mixp_tensor *p = opt->slot[i].param;
+        if (opt->slot[i].grad || p->requires_grad) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
             "mixp_optimizer_set_ema: '%s' is frozen: call mixp_tensor_set_requires_grad(t, 1), or "
             "give the optimizer only parameters that train",
@@ -33338,7 +33379,7 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
 static mixp_result mixpi_ema_memory(mixp_optimizer *opt) {
     const size_t bytes = (size_t)opt->capacity * sizeof(mixp_param_row);
     for (int64_t i = 0; i < opt->count; i++) {
-        mixpi_slot *slot = &opt->slots[i];
+        mixpi_slot *slot = &opt->slot[i];
         if (!slot->ema)
             slot->ema = (float *)mixpi_opt_device(opt, (size_t)opt->rows[i].count * sizeof(float));
         if (!slot->ema) return MIXP_ERR_MEMORY;
@@ -33356,7 +33397,7 @@ static mixp_result mixpi_ema_memory(mixp_optimizer *opt) {
 
 /* The master of a weight that the program wrote since the last step follows the weight. */
 static mixp_result mixpi_ema_sync(mixp_optimizer *opt, int64_t i) {
-    if (opt->slots[i].version == opt->slots[i].param->version) return MIXP_OK;
+    if (opt->slot[i].version == opt->slot[i].param->version) return MIXP_OK;
     return mixpi_master_sync(opt, i);
 }
 
@@ -33397,17 +33438,17 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
 
     /* Another optimizer's master weight would take over the average. */
     for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
-        if (opt->slots[i].param->own.optimizers > 1)
+        if (opt->slot[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                 "mixp_optimizer_swap_ema: another optimizer also has '%s', and its master weight "
                 "would take over the average; use one optimizer",
-                opt->slots[i].param->name);
+                opt->slot[i].param->name);
     return MIXP_OK;
 }
 
 static mixp_result mixpi_shelf_memory(mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->ema_count; i++) {
-        mixpi_slot *slot = &opt->slots[i];
+        mixpi_slot *slot = &opt->slot[i];
         if (!slot->shelf) slot->shelf = mixpi_opt_device(opt, mixpi_bytes(slot->param));
         if (!slot->shelf) return MIXP_ERR_MEMORY;
     }
@@ -33427,7 +33468,7 @@ static mixp_result mixpi_swap_lows(mixp_optimizer *opt, mixp_tensor *p) {
 }
 
 static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
-    mixpi_slot *slot = &opt->slots[i];
+    mixpi_slot *slot = &opt->slot[i];
     mixp_tensor *p = slot->param;
     const mixp_dtype dtype = p->dtype;
     mixp_result r = opt->swapped ? MIXP_OK : mixpi_ema_sync(opt, i);
@@ -33569,7 +33610,7 @@ static void mixpi_step_done(mixp_optimizer *opt) {
     /* Weights have changed. The kernel wrote those of this rank with their low copies, or skipped
      * all of them: fresh copies stay fresh in both cases. autocast renews a stale copy. */
     for (int64_t i = 0; i < opt->count; i++) {
-        mixpi_slot *slot = &opt->slots[i];
+        mixpi_slot *slot = &opt->slot[i];
         mixp_tensor *p = slot->param;
         if (!opt->rows[i].active) continue;
         for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
@@ -33749,7 +33790,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
 
     /* An optimizer that shares a gradient must look at it again. */
     for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (g) g->version++;
     }
     if (r == MIXP_OK) mixpi_crew_in_pieces(opt);
@@ -33815,7 +33856,7 @@ static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage)
 /* Marks the gradients of opt as true. */
 static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (!g) continue;
         g->version++;
         g->own.mark.kind = MIXPI_MARK_UNSCALED;
@@ -33873,7 +33914,7 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
 
     /* The step has used the gradients that this scaler scaled. */
     for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
     }
     mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
@@ -33965,7 +34006,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
 
     /* The first bad gradient, here or on another rank. */
     if (s.stats.bad_row >= 0 && s.stats.bad_row < opt->count) {
-        v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
+        v.bad_tensor = opt->slot[s.stats.bad_row].param->name;
         v.bad_element = s.stats.bad_element;
         v.bad_is_nan = s.stats.bad_is_nan;
     }
@@ -34099,7 +34140,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
 
     /* Its parameters have one optimizer less. */
     for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *p = opt->slots[i].param;
+        mixp_tensor *p = opt->slot[i].param;
         p->own.optimizers--;
         mixpi_crew_left(opt, p);
     }
@@ -35620,7 +35661,7 @@ static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt, const mixp
 
 static void mixpi_state_add_row(
     mixpi_state *s, const mixp_optimizer *opt, int64_t i, int optimizer) {
-    const mixp_tensor *p = opt->slots[i].param;
+    const mixp_tensor *p = opt->slot[i].param;
     const mixp_param_row *row = &opt->rows[i];
 
     /* The moments; those of 8 bits have scales. */
@@ -35647,8 +35688,8 @@ static void mixpi_state_add_row(
             opt->plan.amsgrad ? "optimizer.%d.max_v.%s" : "optimizer.%d.mean.%s", optimizer,
             p->name);
     if (i < opt->ema_count)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
-            "optimizer.%d.ema.%s", optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slot[i].ema), "optimizer.%d.ema.%s",
+            optimizer, p->name);
     mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer, p->name);
 }
 
@@ -35671,7 +35712,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
 static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t i, size_t from) {
     for (; from < s->n_items; from++) {
         mixpi_state_item *item = &s->items[from];
-        if (i < opt->ema_count && item->memory == opt->slots[i].ema) continue;
+        if (i < opt->ema_count && item->memory == opt->slot[i].ema) continue;
         item->on_device = 0;
         item->lent = opt;
         item->row = i;
@@ -35910,14 +35951,14 @@ static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *
     char *text, *to;
     for (int o = 0; o < what->n_optimizers; o++)
         for (int64_t i = 0; i < what->optimizers[o]->count; i++)
-            size += strlen(what->optimizers[o]->slots[i].param->name) + 64;
+            size += strlen(what->optimizers[o]->slot[i].param->name) + 64;
     text = to = (char *)mixpi_st_allocate(r, what->ctx, size, 1);
     if (!text) return NULL;
     *to = '\0';
     for (int o = 0; o < what->n_optimizers; o++) {
         const mixp_optimizer *opt = what->optimizers[o];
         for (int64_t i = 0; opt->plan.n_groups > 1 && i < opt->count; i++) {
-            const char *name = opt->slots[i].param->name;
+            const char *name = opt->slot[i].param->name;
             to += snprintf(to, size - (size_t)(to - text), "%d %d %.0f %s;", o, opt->rows[i].group,
                 (double)strlen(name), name);
         }
@@ -36095,9 +36136,11 @@ static void mixpi_warn_of_weights(
         else if (bad)
             mixpi_warn(s->ctx,
                 "%s: %.0f values of '%.60s' became Inf: the file has %s, and the parameter is %s, "
-                "whose largest number is %g; make it f32 or bf16",
+                "whose largest number is %g; %s",
                 who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
-                mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
+                mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype),
+                mixpi_largest(item->e.dtype) < 3e38 ? "make it f32 or bf16"
+                                                    : "scale these values in the file");
         else if (scale)
             mixpi_warn(s->ctx,
                 "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: multiply the "
@@ -36184,8 +36227,7 @@ static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
     for (int i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
         for (int64_t k = 0; r == MIXP_OK && k < opt->count; k++)
-            if (opt->slots[k].version != opt->slots[k].param->version)
-                r = mixpi_master_sync(opt, k);
+            if (opt->slot[k].version != opt->slot[k].param->version) r = mixpi_master_sync(opt, k);
     }
     return r;
 }
@@ -36319,7 +36361,7 @@ static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
     for (int o = 0; o < what->n_optimizers; o++) {
         const mixp_optimizer *opt = what->optimizers[o];
         for (int64_t k = 0; k < opt->count && !waits; k++)
-            if (!opt->slots[k].grad && opt->slots[k].param->grad) waits = opt->slots[k].param;
+            if (!opt->slot[k].grad && opt->slot[k].param->grad) waits = opt->slot[k].param;
     }
     if (!waits) return;
     mixpi_warn(ctx,
@@ -36346,7 +36388,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
     const int writes = (!crew && !owned) || mixpi_place(what->ctx) == 0;
     void *borrowed = NULL;
     char *own = NULL;
-    result = crew ? crew->check(what->ctx) : MIXP_OK;
+    result = crew ? (crew->check)(what->ctx) : MIXP_OK;
     if (result != MIXP_OK) return result;
     if (crew && writes) borrowed = crew->borrow(what, &r, 0);
     if (crew) result = crew->collect(what);
@@ -36448,6 +36490,15 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
                "mixp_buffer_set_ranks";
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
+
+/* Suggests what lets a state load that the file lacks. */
+static void mixpi_missing_hint(mixpi_diff *d, const char *name) {
+    if (*d->hint || strncmp(name, "optimizer.", 10) != 0) return;
+    if (strncmp(name + 10 + strspn(name + 10, "0123456789"), ".ema.", 5) == 0)
+        snprintf(d->hint, sizeof d->hint,
+            "; the file has no averages: call mixp_optimizer_set_ema after the load");
+}
+
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
     if (d->n)
         mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s%s", d->n, d->text,
@@ -36471,9 +36522,11 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
-        else if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
-        else if (order > 0 && (mixpi_is_optional_name(there->name) ||
-                                  (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
+        else if (order < 0) {
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+            mixpi_missing_hint(&diff, here->name);
+        } else if (order > 0 && (mixpi_is_optional_name(there->name) ||
+                                    (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
@@ -36738,7 +36791,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         if (mixpi_is_weight(t)) mixpi_note_load(t, "mixp_checkpoint_load");
     for (int o = 0; o < what->n_optimizers; o++) /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
-            mixpi_slot *slot = &what->optimizers[o]->slots[k];
+            mixpi_slot *slot = &what->optimizers[o]->slot[k];
             slot->version = slot->param->version;
         }
     for (int o = 0; o < what->n_optimizers; o++) {
@@ -39988,7 +40041,11 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     const int updated = update != scaler->retried;
     ctx->buffers.retries = 1;
     scaler->retried = update;
-    if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_helps(scaler)) {
+    const int before = mixpi_enter(ctx);
+    const int ends =
+        !updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_helps(scaler);
+    mixpi_leave(ctx, before, MIXP_OK);
+    if (ends) {
         scaler->tries = 0;
         return 0;
     }
@@ -40614,7 +40671,7 @@ struct mixpi_exchange {
     int64_t          position, sent;    /* progress of the walk: entries walked, buckets sent */
     int              hold;
     int              unlike;    /* 1: ranks met the new leaves in different orders          */
-    int              far;       /* 1: on some rank, device memory is not host memory        */
+    int              is_apart;      /* 1: on some rank, device memory is not host memory        */
 };
 
 /* The exchange of ctx, made at its first use. Returns NULL with the error set. */
@@ -41071,8 +41128,8 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     /* Compare what may differ. It decides how the gradients are laid out. */
     d->unlike = mixpi_words_differ(
         table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES, MIXPI_START_LEAVES + 1, &word);
-    for (d->far = other = 0; other < k->size; other++)
-        d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
+    for (d->is_apart = other = 0; other < k->size; other++)
+        d->is_apart |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
 
     /* Compare what must not differ. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
@@ -41202,7 +41259,7 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
  * is the same on all ranks, also if some have a GPU and others do not. */
 static int mixpi_walks_agree(const mixp_context *ctx) {
     if (ctx->ranks.size < 2 || ctx->capture.active) return 0;
-    return !ctx->exchange->far || ctx->ranks.unused;
+    return !ctx->exchange->is_apart || ctx->ranks.unused;
 }
 
 /* Shares one number of each rank. *alike: all are equal. *any: at least one is above 0. */
@@ -41667,15 +41724,15 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
 
 /* Does each rank update a piece of parameter i? */
 static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i) {
-    return opt->slots[i].where == MIXPI_IN_PIECES;
+    return opt->slot[i].where == MIXPI_IN_PIECES;
 }
 
 /* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
 static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r, int64_t *first) {
-    const int64_t count = opt->slots[i].param->count;
+    const int64_t count = opt->slot[i].param->count;
     const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
-    if (!mixpi_is_divided(opt, i)) return opt->slots[i].owner == r ? count : 0;
+    if (!mixpi_is_divided(opt, i)) return opt->slot[i].owner == r ? count : 0;
     *first = mixpi_min(r * each, count);
     return mixpi_min(each, count - *first);
 }
@@ -41715,7 +41772,7 @@ static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
 static void *mixpi_piece_grad(const mixp_optimizer *opt, int64_t i, int64_t first) {
     const mixp_param_row *row = &opt->rows[i];
     const mixpi_exchange *d = opt->ctx->exchange;
-    const int64_t leaf = opt->slots[i].param->own.ranks.leaf;
+    const int64_t leaf = opt->slot[i].param->own.ranks.leaf;
     if (d && leaf && d->leaves[leaf - 1].each) return d->leaves[leaf - 1].piece;
     return mixpi_out_at(mixpi_out_to(row->grad, row->grad_dtype, 0), first).data;
 }
@@ -41728,7 +41785,7 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     mixpi_layout lay = { NULL, 0 };
     int64_t first;
     piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    lay.memory = (char *)opt->slots[i].piece;
+    lay.memory = (char *)opt->slot[i].piece;
     mixpi_row_layout(opt, &piece, &lay);
     piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
     if (piece.grad) piece.grad = mixpi_piece_grad(opt, i, first);
@@ -41743,14 +41800,14 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
     int64_t first;
     piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
     mixp_result r = mixpi_row_memory(opt, &piece, joined_at);
-    opt->slots[i].piece = piece.missed;
+    opt->slot[i].piece = piece.missed;
     return r;
 }
 
 /* Chooses who keeps the states of the newest row, and allocates this rank's part. */
 MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
-    mixpi_slot *slot = &opt->slots[opt->count];
+    mixpi_slot *slot = &opt->slot[opt->count];
     slot->owner = mixpi_owner_next(opt, row);
     slot->where = slot->owner < 0                       ? MIXPI_IN_PIECES
                   : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
@@ -41762,7 +41819,7 @@ static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, 
 /* After an add with result r: p is the newest parameter, or was not added. */
 MIXPI_SELDOM
 static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
-    const mixpi_slot *failed = &opt->slots[opt->count];
+    const mixpi_slot *failed = &opt->slot[opt->count];
     p->own.ranks.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
     if (r != MIXP_OK && failed->owner >= 0) opt->shards->owned[failed->owner] -= p->count;
 }
@@ -41808,7 +41865,7 @@ MIXPI_SELDOM
 static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     if (!mixpi_is_scattered(opt->ctx)) return;
     for (int64_t i = 0; i < opt->count; i++) {
-        const mixpi_slot *slot = &opt->slots[i];
+        const mixpi_slot *slot = &opt->slot[i];
         if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
         slot->param->grad->own.ranks.in_pieces = 1;
     }
@@ -41823,7 +41880,7 @@ static mixp_result mixpi_slice_copy(
     size_t at = 0;
     int64_t i;
     for (i = 0; i < o->count && r == MIXP_OK; i++) {
-        const mixp_tensor *p = o->slots[i].param;
+        const mixp_tensor *p = o->slot[i].param;
         const size_t size = mixp_dtype_size(p->dtype);
         int64_t element;
         size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
@@ -41849,7 +41906,7 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
         size_t bytes = 0;
         int64_t i, first;
         for (i = 0; i < o->count; i++) {
-            const size_t size = mixp_dtype_size(o->slots[i].param->dtype);
+            const size_t size = mixp_dtype_size(o->slot[i].param->dtype);
             bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
         }
         if (bytes > most) most = bytes;
@@ -41901,9 +41958,9 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
 /* Sends the averages of weights to all ranks: a sum of integers, to which each rank contributes
  * what it averages, and zeros. */
 static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
-    const int64_t count = o->slots[i].param->count;
+    const int64_t count = o->slot[i].param->count;
     const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes) / 4);
-    float *ema = o->slots[i].ema;
+    float *ema = o->slot[i].ema;
     int64_t first, at;
     const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema));
@@ -42071,7 +42128,7 @@ static double mixpi_buffers_hash(const mixp_context *ctx) {
 static double mixpi_groups_hash(const mixp_optimizer *o) {
     uint64_t h = 1469598103934665603u;
     for (int64_t i = 0; i < o->count; i++) {
-        const mixp_tensor *p = o->slots[i].param;
+        const mixp_tensor *p = o->slot[i].param;
         const int32_t rest[2] = { o->rows[i].group, (int32_t)p->dtype };
         h = mixpi_hash(h, p->name, strlen(p->name) + 1);
         h = mixpi_hash(h, p->shape, (size_t)p->rank * sizeof p->shape[0]);
@@ -42114,7 +42171,7 @@ static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t
  * step later than another. Before the first walk, ranks do not know each other's devices. */
 static int mixpi_ranks_are_here(const mixp_context *ctx) {
     const mixpi_exchange *d = ctx->exchange;
-    return d && d->n_buckets && !d->far;
+    return d && d->n_buckets && !d->is_apart;
 }
 
 /* Names the first buffer that differs. n: the larger number of buffers. table: zeroed, for a row of
@@ -42277,7 +42334,7 @@ enum { MIXPI_COMPARED = 1 << 26 };
 static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t *end) {
     const size_t most = MIXPI_COMPARED;
     size_t total = 0, windows;
-    for (int64_t i = 0; i < o->count; i++) total += mixpi_bytes(o->slots[i].param);
+    for (int64_t i = 0; i < o->count; i++) total += mixpi_bytes(o->slot[i].param);
     windows = (total + most - 1) / most;
     *first = windows ? (size_t)(o->taken / o->ctx->ranks.check_every) % windows * most : 0;
     *end = *first + most < total ? *first + most : total;
@@ -42297,7 +42354,7 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
     mixp_result r = MIXP_OK;
     mixpi_compared_range(o, &first, &end);
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
-        const mixp_tensor *t = o->slots[i].param;
+        const mixp_tensor *t = o->slot[i].param;
         const size_t bytes = mixpi_bytes(t), from = at < first ? first - at : 0;
         const size_t to = end < at + bytes ? (end > at ? end - at : 0) : bytes;
         if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
@@ -42405,7 +42462,7 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
     if (o->views_summed == ctx->generation) return MIXP_OK;
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
-        mixp_tensor *view = o->slots[i].grad;
+        mixp_tensor *view = o->slot[i].grad;
         if (!view) continue;
         r = mixpi_ranks_run(
             ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0), view->count);

@@ -7240,18 +7240,19 @@ __device__ inline void put_bf16(void *to, const Cell &c, const float *x, int shi
     put_codes(to, c.i, c.n, c.wide, e);
 }
 
-template <bool small> __device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
-    if (small && row.m_scale) get_blocks(row, c, false);
+template <bool with_small> __device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
+    if (with_small && row.m_scale) get_blocks(row, c, false);
     else if (row.m) get8_any(mixp_in{ row.m, row.m_dtype }, c.i, c.n, c.wide, c.m);
-    if (small && row.v_scale) get_blocks(row, c, true);
+    if (with_small && row.v_scale) get_blocks(row, c, true);
     else if (row.v) get8_any(mixp_in{ row.v, row.v_dtype }, c.i, c.n, c.wide, c.v);
 }
-template <bool small> __device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
-    if (small && row.m_scale) put_m_blocks(row, c);
-    else if (small && row.m && row.m_dtype == MIXP_BF16) put_bf16(row.m, c, c.m, 0);
+template <bool with_small>
+__device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
+    if (with_small && row.m_scale) put_m_blocks(row, c);
+    else if (with_small && row.m && row.m_dtype == MIXP_BF16) put_bf16(row.m, c, c.m, 0);
     else if (row.m) put8_any(array_at(row.m, MIXP_F32), c.i, c.n, c.wide, c.m);
-    if (small && row.v_scale) put_v_blocks(row, c);
-    else if (small && row.v && row.v_dtype == MIXP_BF16) put_bf16(row.v, c, c.v, 16);
+    if (with_small && row.v_scale) put_v_blocks(row, c);
+    else if (with_small && row.v && row.v_dtype == MIXP_BF16) put_bf16(row.v, c, c.v, 16);
     else if (row.v) put8_any(array_at(row.v, MIXP_F32), c.i, c.n, c.wide, c.v);
 }
 
@@ -7292,19 +7293,20 @@ __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
     else put_codes(row.master, c.i, c.n, c.wide, rest);
 }
 
-template <bool small> __device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
+template <bool with_small> __device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
     mixp_in weight = { row.weight, row.weight_dtype };
     mixp_in master = { row.master, MIXP_F32 };
-    if (small && is_split(row)) get_split(row, c);
+    if (with_small && is_split(row)) get_split(row, c);
     else get_of_row(row, row.master ? master : weight, c.i, c.n, c.wide, c.p);
 }
-template <bool small> __device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
+template <bool with_small>
+__device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     /* Store the master, or the weight that has none; then the weight beside a whole master. */
     mixp_out weight = array_at(row.weight, row.weight_dtype);
     mixp_out master = array_at(row.master, MIXP_F32);
-    if (small && is_split(row)) put_split(row, c);
+    if (with_small && is_split(row)) put_split(row, c);
     else put_of_row(row, row.master ? master : weight, c.i, c.n, c.wide, c.p);
-    if (row.master && weight.dtype != MIXP_F32 && !(small && is_split(row)))
+    if (row.master && weight.dtype != MIXP_F32 && !(with_small && is_split(row)))
         put_of_row(row, weight, c.i, c.n, c.wide, c.p);
 
     /* Store the low copies. */
@@ -7385,29 +7387,29 @@ __device__ inline void count_lost(
     }
 }
 
-/* key: for the row's random numbers in this step. small: the table may have states of fewer bytes
+/* key: for the row's random numbers in this step. with_small: the table may have states of fewer bytes
  * than f32, and be of any kind. counting: counts lost updates. */
-template <bool small, bool counting>
+template <bool with_small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
     mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
     /* Read the gradient, the weight and the moments. */
     get_of_row(row, mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
-    get_weight<small>(row, c);
-    get_moments<small>(row, c);
+    get_weight<with_small>(row, c);
+    get_moments<with_small>(row, c);
 
     /* Update the weight, and count the updates that its low copy loses. */
     float was[8];
     MIXPI_UNROLL
     for (int k = 0; counting && k < 8; k++) was[k] = c.p[k];
-    update_elements<small>(u, kind, row, c);
+    update_elements<with_small>(u, kind, row, c);
     if (counting) count_lost(mixpi_row_low_weight(&row), was, c, lost);
 
     /* Store the weight and the moments; small states round with random numbers. */
-    if (small) {
+    if (with_small) {
         for (int k = 0; k < 8; k++) c.random[k] = mixpi_state_random(key, (uint64_t)(c.i + k));
     }
-    put_weight<small>(row, c);
-    put_moments<small>(row, c);
+    put_weight<with_small>(row, c);
+    put_moments<with_small>(row, c);
 }
 
 __device__ inline void clear_8(const mixp_param_row &row, const Cell &c) {
@@ -7427,8 +7429,8 @@ __device__ inline mixp_step_scalars update_for(
     return *late;
 }
 
-template <bool small, bool counting>
-__global__ void __launch_bounds__(look_threads, small ? 1 : 2)
+template <bool with_small, bool counting>
+__global__ void __launch_bounds__(look_threads, with_small ? 1 : 2)
     update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
         int64_t count, const mixp_step_state *step, mixp_lost *lost) {
     Walk w = walk_of(rows, count);
@@ -7449,7 +7451,7 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
         for (int64_t from = at.first; from < end; from += 8 * (int64_t)blockDim.x) {
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
-            if (!skip) update_8<small, counting>(u, row, plan.kind, key, cell, found);
+            if (!skip) update_8<with_small, counting>(u, row, plan.kind, key, cell, found);
             if (row.active == 2) clear_8(row, cell);
         }
         if (counting) add_count(&lost[at.row].updates, found.updates);
@@ -7505,8 +7507,8 @@ static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_arg
 
 /* Does the table need the kernel for small states and all kinds? */
 static bool has_wide_rows(const mixp_step_plan *plan) {
-    return plan->small || plan->amsgrad || plan->centered || plan->kind == MIXP_OPTIMIZER_NADAM ||
-           plan->kind == MIXP_OPTIMIZER_ADAMAX;
+    return plan->small_states || plan->amsgrad || plan->centered ||
+           plan->kind == MIXP_OPTIMIZER_NADAM || plan->kind == MIXP_OPTIMIZER_ADAMAX;
 }
 
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {

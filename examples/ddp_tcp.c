@@ -763,12 +763,13 @@ static const char *ddp_tcp_meet(const char *host, int port, double until) {
     struct addrinfo hints, *found = NULL;
     const char *why = NULL;
     int listener = -1, unknown;
+    if (strchr(host, ':')) return "MASTER_ADDR is an IPv6 address, and ranks meet by IPv4: give an IPv4 address or a name";
     memset(&hints, 0, sizeof hints), memset(list, 0, sizeof list);
     hints.ai_family = AF_INET;
     hints.ai_socktype = SOCK_STREAM;
     unknown = getaddrinfo(host, NULL, &hints, &found);
     if (ddp_t.rank == 0) listener = ddp_tcp_open(ddp_tcp_own(host, unknown ? NULL : found), port, until, &why);
-    else if (unknown) why = "MASTER_ADDR is not known";
+    else if (unknown) why = "MASTER_ADDR is not known, or has no IPv4 address";
     else {
         struct sockaddr_in at = *(struct sockaddr_in *)(void *)found->ai_addr;
         at.sin_port = htons((uint16_t)port);

@@ -8,9 +8,10 @@ SPDX-License-Identifier: MIT OR Unlicense"""
 import argparse
 import json
 import os
-import shutil
 import sys
 import time
+
+OWN = ".mixprec"           # ends the names of the event files that this program writes
 
 
 def stop(text):
@@ -67,8 +68,11 @@ def to_tensorboard(rows, folder):
         stop("the package tensorboard is missing: python3 -m pip install tensorboard")
     if os.path.islink(folder):
         stop(folder + " is a symbolic link: remove it")
-    shutil.rmtree(folder, ignore_errors=True)
-    log = EventFileWriter(folder)
+    os.makedirs(folder, exist_ok=True)
+    for name in os.listdir(folder):     # only what an earlier call wrote: others may log there, too
+        if name.endswith(OWN):
+            os.remove(os.path.join(folder, name))
+    log = EventFileWriter(folder, filename_suffix=OWN)
     try:
         for row in rows:
             values = [Summary.Value(tag=k, simple_value=float("nan") if v is None else v)

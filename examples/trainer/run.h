@@ -9,6 +9,7 @@
 #ifndef TRAINER_RUN_H
 #define TRAINER_RUN_H
 
+#include <dirent.h>
 #include <fcntl.h>
 #include "../report.h"
 #include "disk.h"
@@ -272,6 +273,24 @@ static void refuse_names(const run *r) {
     }
 }
 
+/* Removes the temporary files of saves that were killed (.best.safetensors.PID.0.tmp). The folder's lock is held, so
+ * none of them is being written. */
+static void clear_killed_saves(const run *r) {
+    static const char *const names[2] = {"." CHECKPOINT ".", "." BEST "."};
+    DIR *folder = opendir(r->out);
+    for (struct dirent *e; folder && (e = readdir(folder)) != NULL;)
+        for (int i = 0; i < 2; i++) {
+            const size_t length = strlen(names[i]);
+            int  end = 0;
+            char path[PATH_SPACE];
+            if (strncmp(e->d_name, names[i], length) != 0) continue;
+            if (sscanf(e->d_name + length, "%*d.%*d.tmp%n", &end), !end || e->d_name[length + (size_t)end]) continue;
+            in_run(r, e->d_name, path);
+            unlink(path);
+        }
+    if (folder) closedir(folder);
+}
+
 /* Opens the folder and the log of a run that trains, which begins with `header`. */
 static void open_run(run *r, const char *header) {
     char path[PATH_SPACE];
@@ -284,6 +303,7 @@ static void open_run(run *r, const char *header) {
     if (r->locked_out || !lock_folder(r, 1))
         die(1, "another %s is training in %s: wait until it is done, or choose another --out",
             program_name, r->out);
+    clear_killed_saves(r);
     keep_checkpoint(r);
     in_run(r, "metrics.jsonl", path);
     r->tokens = (double)r->step * r->step_tokens;

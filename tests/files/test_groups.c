@@ -244,7 +244,7 @@ static void table_read(list *l) {
 
 /* "optimizer.0.m.w" to "optimizer.N.m.NAME", and so on. */
 static void entry_name(const char *name, char *to, size_t room) {
-    static const char *const kinds[] = { "m", "v", "m_scale", "v_scale", "master", "ema", "missed", NULL };
+    static const char *const kinds[] = { "m", "v", "m_scale", "v_scale", "master", "ema", "missed", "max_v", "mean", NULL };
     char kind[32];
     int number, group, used = 0, i;
     if (sscanf(name, "optimizer.%d.group.%d.%n", &number, &group, &used) == 2 && used) {
@@ -266,6 +266,15 @@ static void entry_name(const char *name, char *to, size_t room) {
     else snprintf(to, room, "%s", name);
 }
 
+/* The kinds of optimizers come before the passes of Muon. */
+enum { KINDS = MIXP_OPTIMIZER_MUON + 1, FLAGS = 4 };
+
+static mixp_optimizer_desc (*const defaults[])(void) = {
+    mixp_adam_defaults, mixp_adamw_defaults, mixp_sgd_defaults, mixp_rmsprop_defaults, mixp_adagrad_defaults,
+    mixp_adamax_defaults, mixp_nadam_defaults, mixp_radam_defaults, mixp_lion_defaults, mixp_muon_defaults
+};
+typedef char one_for_each_kind[sizeof defaults / sizeof *defaults == KINDS ? 1 : -1];
+
 /* A program that uses everything that a checkpoint can hold. */
 static void save_everything(void) {
     static const int64_t shape[2] = { 128, 128 };
@@ -276,9 +285,11 @@ static void save_everything(void) {
     mixp_scaler_desc s;
     mixp_checkpoint_value value;
     mixp_checkpoint what;
-    mixp_optimizer *opt[2];
+    mixp_optimizer *opt[2 + KINDS * FLAGS];
     mixp_scaler *scaler;
     double number = 1.0;
+    int kind, flags, n = 2;
+    unsigned made = 0;
     memset(&recipe, 0, sizeof recipe);
     recipe.kind = MIXP_RECIPE_FP8_DELAYED;
     memset(&s, 0, sizeof s);
@@ -297,6 +308,23 @@ static void save_everything(void) {
     d.states.master = MIXP_MASTER_16BIT;
     opt[1] = mixp_optimizer_new(ctx, &d);
     mixp_optimizer_add(opt[1], v, NULL);
+
+    /* One optimizer of each kind, with each flag that it has. */
+    for (kind = 0; kind < KINDS; kind++)
+        for (flags = 0; flags < FLAGS; flags++) {
+            d = defaults[kind]();
+            CHECK_INT(d.kind, kind);
+            if (kind == MIXP_OPTIMIZER_SGD) d.momentum = 0.9;
+            d.amsgrad = flags & 1;
+            d.centered = flags >> 1 & 1;
+            opt[n] = mixp_optimizer_new(ctx, &d);
+            mixp_context_clear_error(ctx);
+            if (!opt[n]) continue;
+            CHECK_INT(mixp_optimizer_add(opt[n], mixp_param_named(ctx, MIXP_F32, 2, shape, "p%d", n), NULL), MIXP_OK);
+            made |= 1u << kind;
+            n++;
+        }
+    CHECK_INT(made, (1u << KINDS) - 1);
     CHECK_INT(mixp_autocast_set_recipe(ctx, &recipe), MIXP_OK);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
     mixp_step_begin(ctx);
@@ -314,13 +342,31 @@ static void save_everything(void) {
     value.data = &number;
     what.ctx = ctx;
     what.optimizers = opt;
-    what.n_optimizers = 2;
+    what.n_optimizers = n;
     what.scaler = scaler;
     what.values = &value;
     what.n_values = 1;
     CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
+}
+
+/* The metadata's keys, from the bytes of the file: each must be in the table. */
+static void metadata_is_listed(list *table) {
+    static char bytes[1 << 20];
+    FILE *f = fopen(path, "rb");
+    char *at, *end;
+    int keys = 0;
+    CHECK(f && fread(bytes, 1, sizeof bytes - 1, f) > 8);
+    if (f) fclose(f);
+    at = strstr(bytes + 8, "\"__metadata__\":{");
+    for (at = at ? at + 16 : NULL; at && (end = strchr(at + 1, '"')) != NULL; keys++) {
+        *end = 0;
+        if (list_find(table, at + 1) < 0) { test_bad++; TEST_SHOW("SECURITY.md lacks `%s` of the metadata", at + 1); }
+        at = strchr(end + 3, '"');      /* the end of the text */
+        at = at && at[1] == ',' ? at + 2 : NULL;
+    }
+    CHECK(keys >= 2);
 }
 
 /* The table has every entry that a save writes, and no other. */
@@ -333,10 +379,11 @@ static void test_the_table_of_entries(void) {
     table_read(&table);
     CHECK(table.n > 30);
     save_everything();
+    metadata_is_listed(&table);
     CHECK_INT(mixp_safetensors_read(path, &file, NULL, 0), MIXP_OK);
     for (i = 0; i < mixp_safetensors_count(file); i++) {
         const char *own = mixp_safetensors_at(file, i)->name;
-        if (strcmp(own, "w") == 0 || strcmp(own, "v") == 0) continue;
+        if (strcmp(own, "w") == 0 || strcmp(own, "v") == 0 || (own[0] == 'p' && own[1] <= '9')) continue;
         entry_name(own, name, sizeof name);
         k = list_find(&table, name);
         if (k >= 0) table.used[k] = 1;

@@ -255,6 +255,12 @@ static void no_world(void) {
     set_rank(1, 2);
     CHECK_INT(ddp_tcp(0.3, &why).size, 0);
     CHECK_TEXT(why, "rank 0 does not listen at MASTER_ADDR");
+    for (i = 0; i < 2; i++) {           /* on each rank, and at once */
+        set_rank(i, 2);
+        setenv("MASTER_ADDR", "::1", 1);
+        CHECK_INT(ddp_tcp(60, &why).size, 0);
+        CHECK_TEXT(why, "MASTER_ADDR is an IPv6 address");
+    }
     fflush(stdout);
     if (fork() == 0) {                  /* a rank of another world */
         set_rank(1, 3);

@@ -944,7 +944,9 @@ refuses "a second run in the folder" 1 "another trainer is training in shared: w
 refuses "and a second resumed one" 1 "another trainer is training in shared" --out shared --resume --steps 50
 gpt 0 --out shared --resume --steps 0 --sample 5 --quiet; check "sampling from it is fine" test $got -eq 0
 kill -KILL $first; wait $first 2>/dev/null
+touch shared/.best.safetensors.99999.0.tmp shared/.checkpoint.safetensors.99999.3.tmp shared/.mine.safetensors.99999.0.tmp
 gpt 0 --out shared --resume --steps 5; check "a killed run leaves no lock" grep -q "^resumed  at step 0 of 5" out
+check "the rest of killed saves is removed, and nothing else" test "$(ls -A shared | grep tmp)" = .mine.safetensors.99999.0.tmp
 
 # --- being stopped ---
 killer() {      # sends SIGNAL when TEXT, or the log line of step 50, is out, and SIGKILL when that did not help
