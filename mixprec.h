@@ -475,8 +475,8 @@ typedef enum mixp_format_kind {     /* meaning of the largest codes             
 typedef enum mixp_dtype { MIXP_DTYPES(MIXPI_DTYPE_CONSTANT) MIXP_DTYPE_COUNT } mixp_dtype;
 #undef MIXPI_DTYPE_CONSTANT
 
-/* Bytes per element; 0 for an unknown dtype. The dtype's name, for example "f16"; "?" for an
- * unknown dtype. */
+/* mixp_dtype_size: bytes per element; 0 for an unknown dtype. mixp_dtype_name: "f16", for example;
+ * "?" for an unknown dtype. */
 MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
@@ -507,6 +507,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 #else
 #  define MIXPI_HIDE(u) (void)0
 #endif
+/* mixp_bits_of_f32, mixp_bits_of_f64: the bits of a number. */
 MIXPREC_HD uint32_t mixp_bits_of_f32(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
@@ -521,7 +522,9 @@ MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
 }
 #undef MIXPI_HIDE
 
-/* If an ABI returns floats in x87 registers (32-bit x86), a signalling NaN becomes quiet. */
+/* mixp_f32_of_bits, mixp_f64_of_bits, mixp_f16_of_bits, mixp_bf16_of_bits, mixp_e4m3_of_bits and
+ * mixp_e5m2_of_bits: the number that has these bits. If an ABI returns floats in x87 registers
+ * (32-bit x86), a signalling NaN becomes quiet. */
 MIXPREC_HD float mixp_f32_of_bits(uint32_t u) {
     float x;
     memcpy(&x, &u, 4);
@@ -725,8 +728,9 @@ MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code,
     return mixpi_pack(mixp_format_of(to), x, saturate, stochastic, random);
 }
 
-/* Converts a double to any dtype's code (two's complement for integers), and back. The stochastic
- * form takes a random number, uniform in [0, 2^32). Decoding rounds an i64 beyond 2^53. */
+/* mixp_encode converts a double to any dtype's code (two's complement for integers), mixp_decode
+ * converts it back. mixp_encode_stochastic rounds by a random number, uniform in [0, 2^32).
+ * Decoding rounds an i64 beyond 2^53. */
 MIXPREC_HD uint64_t mixp_encode(mixp_dtype to, double x, int saturate)
 { return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 0, 0); }
 MIXPREC_HD uint64_t mixp_encode_stochastic(mixp_dtype to, double x, int saturate,
@@ -797,6 +801,8 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
     return sign | code;
 }
 
+/* mixp_f16_from_f32 and mixp_f16_from_f64 round to nearest even; from 65,520 on the result is Inf.
+ * mixp_f32_from_f16 is exact. */
 MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
 { return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
 MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
@@ -804,6 +810,7 @@ MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
 MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
 { return mixp_f32_of_bits(mixpi_f32_of_f16(h.bits)); }
 
+/* mixp_bf16_from_f32 and mixp_bf16_from_f64 round to nearest even. mixp_f32_from_bf16 is exact. */
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
 { return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
@@ -811,6 +818,8 @@ MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
 MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h)
 { return mixp_f32_of_bits((uint32_t)h.bits << 16); }
 
+/* mixp_e4m3_from_f32 rounds to nearest even; beyond 448 the result is NaN, since e4m3 has no
+ * Inf. mixp_e4m3_from_f32_sat returns +-448 instead. mixp_f32_from_e4m3 is exact. */
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
@@ -818,6 +827,8 @@ MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
 MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h)
 { return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
 
+/* mixp_e5m2_from_f32 rounds to nearest even; a result beyond 57,344 is Inf.
+ * mixp_e5m2_from_f32_sat returns +-57,344 instead. mixp_f32_from_e5m2 is exact. */
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
@@ -825,6 +836,7 @@ MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
 MIXPREC_HD float mixp_f32_from_e5m2(mixp_e5m2 h)
 { return mixp_f32_of_bits(mixpi_f32_of_f16((uint32_t)h.bits << 8)); }
 
+/* mixp_f32_from_f64 rounds to nearest even, in every rounding mode. mixp_f64_from_f32 is exact. */
 MIXPREC_HD float mixp_f32_from_f64(double x)
 { return mixp_f32_of_bits((uint32_t)mixp_encode(MIXP_F32, x, 0)); }
 MIXPREC_HD double mixp_f64_from_f32(float x) {
@@ -840,9 +852,9 @@ MIXPREC_HD float mixp_tf32_round(float x) {
 
 /* --- random numbers for stochastic rounding, dropout and initialisation ------------------ */
 
-/* The random number of one element: uniform in [0, 2^32), and a pure function of its key. The first
- * three parts of the key are hashed into the start of a SplitMix64 sequence; the index selects the
- * term. */
+/* mixp_random_u32: the random number of one element, mixp_random_at(mixp_random_key(...),
+ * index): uniform in [0, 2^32), and a pure function of its key. The first three parts of the key
+ * are hashed into the start of a SplitMix64 sequence; the index selects the term. */
 MIXPREC_HD uint64_t mixp_random_key(uint64_t seed, uint64_t step, uint64_t tensor) {
     uint64_t z = seed + 0x9E3779B97F4A7C15u * (step + 1u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u + tensor * 0xD1342543DE82EF95u;
@@ -2817,8 +2829,8 @@ typedef struct mixp_softmax_args {
     mixp_out y;
 } mixp_softmax_args;
 
-/* da (+)= y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. y is the forward's result. In a column
- * with 3/4 of the probability or more, the difference is made from the other columns. */
+/* da (+)= y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. y is the forward's result. In a
+ * column with 3/4 of the probability or more, the difference is made from the other columns. */
 typedef struct mixp_softmax_backward_args {
     int64_t  rows, cols;
     int      log_of;
@@ -2937,11 +2949,11 @@ typedef struct mixp_cross_entropy_args {
 MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
 { return k->before || k->weights || k->logs || k->sum || k->more || k->each; }
 
-/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols),
- * where the target's difference is made from stats, without cancellation; a row that does not count
- * contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] + smoothing mean(w)) - (1 -
- * smoothing) w[target] onehot - smoothing w / cols). With logs, softmax is 0. dlogits may be
- * logits. */
+/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing /
+ * cols), where the target's difference is made from stats, without cancellation; a row that does
+ * not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] + smoothing
+ * mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax is 0.
+ * dlogits may be logits. */
 typedef struct mixp_cross_entropy_backward_args {
     int64_t        rows, cols;
     int32_t        ignore;
@@ -4365,9 +4377,9 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 /* Frees the context and everything made from it. NULL is allowed. */
 MIXPREC_API void mixp_context_free(mixp_context *ctx);
 
-/* Returns the first error since the context was made or the error was cleared; MIXP_OK = none. Sets
- * *message (if message is not NULL) to the error's text, "" for none. The text lives in the
- * context. */
+/* Returns the first error since the context was made or mixp_context_clear_error cleared it;
+ * MIXP_OK = none. mixp_context_error sets *message (if message is not NULL) to the error's text,
+ * "" for none. The text lives in the context. */
 MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message);
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
@@ -4485,17 +4497,19 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  *
  * Determinism. Without gemm_measure a shape gets the first algorithm that the library offers and
  * accepts: the same in each run on one kind of GPU with one version of the library. With
- * gemm_measure the first product of a shape times what the library offers (24 at most). It keeps the
- * fastest one that is at least 2 % faster than the first. Two measuring runs may choose
- * differently, so their bits may differ. For the same bits, measure once, save this text, and give
- * it to every later run, every resumed run and all ranks. Shapes in the text are not measured
- * again. The flags of desc->epilogues are measured as well: if a product followed by a separate
- * kernel is faster, the text says "none" for the fused form, and the two run separately. Measuring
- * warms the GPU up, waits for it and takes some seconds in the first step. For products that add to their
- * result it borrows memory for one result; without that memory the first algorithm stays. */
+ * gemm_measure the first product of a shape times what the library offers (24 at most). It keeps
+ * the fastest one that is at least 2 % faster than the first. Two measuring runs may choose
+ * differently, so their bits may differ. For the same bits, measure once, save this text, and
+ * give it to every later run, every resumed run and all ranks. Shapes in the text are not
+ * measured again. The flags of desc->epilogues are measured as well: if a product followed by a
+ * separate kernel is faster, the text says "none" for the fused form, and the two run
+ * separately. Measuring warms the GPU up, waits for it and takes some seconds in the first step.
+ * For products that add to their result it borrows memory for one result; without that memory
+ * the first algorithm stays. */
 MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
-/* The execution settings that the context passes to kernels, and its device, for your own
- * operators. Both live as long as the context; NULL if ctx is NULL. */
+/* mixp_context_exec: the execution settings that the context passes to kernels.
+ * mixp_context_device: its device. Both are for your own operators. Both live as long as the
+ * context; NULL if ctx is NULL. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 
@@ -4682,8 +4696,8 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
  * If t is from an earlier step, the context gets the error MIXP_ERR_ORDER. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
-/* Copy all t->count elements to or from host memory of any dtype, which mixprec does not keep. Both
- * wait for the device.
+/* mixp_read copies all t->count elements to host memory of any dtype, mixp_write from host memory,
+ * which mixprec does not keep. Both wait for the device.
  *
  * MIXP_ERR_ARGUMENT: host is NULL. MIXP_ERR_SHAPE: count is not t->count. MIXP_ERR_DTYPE: dtype is
  * not a mixp_dtype. MIXP_ERR_ORDER: t is from an earlier step. */
@@ -4703,16 +4717,18 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
  * NaN and MIXP_ERR_ORDER if t is from an earlier step or evaluation. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
-/* Initialisation, keyed by (seed, t's id, element): the same values on every device. uniform: in
- * (low, high), then rounded to t's dtype, which may give the rounded low or high. Numbers of normal
- * beyond the range of t's dtype become Inf, as PyTorch's do.
+/* mixp_fill sets every element to a value. mixp_init_normal and mixp_init_uniform are keyed by
+ * (seed, t's id, element): the same values on every device. uniform: in (low, high), then rounded
+ * to t's dtype, which may give the rounded low or high. Numbers of normal beyond the range of t's
+ * dtype become Inf, as PyTorch's do.
  *
  * MIXP_ERR_ARGUMENT: a finite value or a bound is beyond the range of t's dtype, low > high, or
  * std < 0. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);
-/* For weights [out, in, ...], with fan_in = in * ... and fan_out = out * ... . The variance is
+/* mixp_init_xavier_normal, _xavier_uniform, mixp_init_kaiming_normal and _kaiming_uniform are for
+ * weights [out, in, ...], with fan_in = in * ... and fan_out = out * ... . The variance is
  * gain^2 * 2 / (fan_in + fan_out) (xavier: Glorot and Bengio, 2010) or gain^2 / fan_in (kaiming: He
  * et al., 2015). Values are normal, or uniform in +-sqrt(3 variance). gain: sqrt(2) before relu,
  * 5/3 before tanh, 1 elsewhere. MIXP_ERR_SHAPE: fewer than two dimensions. */
@@ -5131,9 +5147,9 @@ MIXPREC_API int mixpi_autocast_leave(mixp_context *ctx);                    /* a
 MIXPREC_API int mixpi_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixpi_no_grad_leave(mixp_context *ctx);                     /* always 0 */
 
-/* Regions that can be left in any way. An open function opens a region and returns its number, or
- * -1 if ctx is NULL. mixp_autocast_close closes that region and every region opened since, of any
- * kind. Steps may begin in between. */
+/* Regions that can be left in any way. mixp_autocast_open and mixp_no_grad_open open a region
+ * and return its number, or -1 if ctx is NULL. mixp_autocast_close closes that region and every
+ * region opened since, of any kind. Steps may begin in between. */
 MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
 MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
@@ -5148,9 +5164,10 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
 MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
 MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* always 0 */
 
-/* A scope until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
- * are nested more than 64 deep. MIXP_ERR_ORDER: pop without push, or the region or scope opened
- * last was not opened by mixp_scope_push: the message names it, and it stays open. */
+/* mixp_scope_push opens a scope, which lasts until mixp_scope_pop. MIXP_ERR_ARGUMENT: name is
+ * NULL or empty, or regions and scopes are nested more than 64 deep. MIXP_ERR_ORDER: pop without
+ * push, or the region or scope opened last was not opened by mixp_scope_push: the message names
+ * it, and it stays open. */
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
 
@@ -5209,21 +5226,27 @@ typedef struct mixp_op mixp_op;
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_op_class cls);
 
-/* Counts of operators by result dtype since the last reset: row 0, 1, ... until it returns 0. */
+/* Row 0, 1, ... of mixp_autocast_count. */
 typedef struct mixp_op_count {
     const char *op;
     mixp_op_class  cls;            /* current class, including an override                    */
     int64_t     calls[3];       /* number of results in f32, f16, bf16                     */
 } mixp_op_count;
+/* Counts of operators by result dtype since the last reset. Writes row `row` to *out and returns 1;
+ * returns 0 past the last row. */
 MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
+/* Casts since the last reset. */
 typedef struct mixp_cast_count {
     int64_t weight_casts;       /* parameter copies made because the cache was stale       */
     int64_t weight_hits;        /* parameter copies found up to date                       */
     int64_t activation_casts;
 } mixp_cast_count;
+/* Returns the counts of casts since the last reset; zeros if ctx is NULL. */
 MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx);
-MIXPREC_API void            mixp_autocast_reset_counts(mixp_context *ctx);
-MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "f32", ... */
+/* Sets the counts of operators and of casts to 0. */
+MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx);
+/* Returns the name of a class, for example "low" or "f32"; "?" for an unknown one. */
+MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls);
 
 /* ==== 7. TAPE ============================================================= >>tape ====
  *
@@ -5405,9 +5428,10 @@ MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what);
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* 1: the gradient of input i is wanted. */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
-/* Arguments for kernels, mixp_get and mixp_put. x is input i, y the result. For backward, dy is the
- * result's gradient, and dx the gradient of input i, as mixp_call_grad returns it; dx also says
- * whether to add. data is NULL if the tensor is absent or not wanted. */
+/* Arguments for kernels, mixp_get and mixp_put. mixp_call_x is input i, mixp_call_y the result.
+ * For backward, mixp_call_dy is the result's gradient, and mixp_call_dx the gradient of input i,
+ * as mixp_call_grad returns it; dx also says whether to add. data is NULL if the tensor is
+ * absent or not wanted. */
 MIXPREC_API mixp_in  mixp_call_x(const mixp_call *c, int i);
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c);
 MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c);
@@ -5588,22 +5612,25 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
  * is NULL, or heads differs. MIXP_ERR_MEMORY. On an error most is unchanged. */
 MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t heads, float *most);
 
-/* PROMOTE. Elementwise, with NumPy's broadcasting. */
+/* PROMOTE. mixp_add: a + b. mixp_sub: a - b. mixp_mul: a b. mixp_div: a / b. Elementwise, with
+ * NumPy's broadcasting. */
 MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* If either operand is NaN, the result is NaN and both operands get the gradient. Equal operands
- * get half the gradient each. Both rules are PyTorch's. */
+/* mixp_maximum, mixp_minimum: if either operand is NaN, the result is NaN and both operands get
+ * the gradient. Equal operands get half the gradient each. Both rules are PyTorch's. */
 MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* silu(gate) * up, rounded once. packed (KEEP): from x[..., 2c], whose first half is the gate, to
- * [..., c]. */
+/* mixp_swiglu: silu(gate) * up, rounded once. mixp_swiglu_packed (KEEP): the same from x[...,
+ * 2c], whose first half is the gate, to [..., c]. */
 MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
-/* KEEP. Elementwise. At an Inf, the slopes of gelu, gelu_tanh and silu are their limits, 0 or 1;
- * PyTorch's are NaN. */
+/* KEEP. Elementwise. scale: factor * x. relu, tanh, sigmoid, sqrt, neg (-x), abs, sin and cos
+ * are the functions of these names; silu is x sigmoid(x), gelu is x times the normal
+ * distribution of x, and gelu_tanh is its approximation by tanh. At an Inf, the slopes of gelu,
+ * gelu_tanh and silu are their limits, 0 or 1; PyTorch's are NaN. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
 MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
@@ -5628,28 +5655,29 @@ MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
 /* The error function, to 4 units in the last place of f32. */
 MIXPREC_API mixp_tensor *mixp_erf(mixp_context *ctx, mixp_tensor *x);
-/* x where x > 0, otherwise slope x (PyTorch's default: 0.01), or alpha (e^x - 1) for elu (default:
- * 1). At 0 the gradient is that of the lower branch, as in PyTorch. At a NaN the slope of elu is 1,
- * as in PyTorch on CUDA. */
+/* leaky_relu: x where x > 0, otherwise slope x (PyTorch's default: 0.01), or alpha (e^x - 1) for
+ * elu (default: 1). At 0 the gradient is that of the lower branch, as in PyTorch. At a NaN the
+ * slope of elu is 1, as in PyTorch on CUDA. */
 MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope);
 MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha);
-/* x + value, and value - x. The sum is made in f32 and rounded once. */
+/* mixp_add_scalar: x + value. mixp_rsub: value - x. The sum is made in f32 and rounded once. */
 MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value);
 MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value);
-/* F32. Elementwise. */
+/* F32. Elementwise. exp: e^x. log: to the base e. pow: x^exponent. */
 MIXPREC_API mixp_tensor *mixp_exp(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent);
-/* e^x - 1 and log(1 + x), without cancellation near 0. */
+/* F32. expm1: e^x - 1. log1p: log(1 + x). Both without cancellation near 0. */
 MIXPREC_API mixp_tensor *mixp_expm1(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log1p(mixp_context *ctx, mixp_tensor *x);
+/* F32. square: x x. reciprocal: 1 / x. */
 MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
 /* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
  * or not finite. */
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
-/* F32. On a CPU these are the C library's f32 functions, except erfinv. erfinv: y with erf(y) = x,
- * to 1 unit in the last place; +-Inf at x = +-1, NaN where |x| > 1. */
+/* F32. log2, log10, acos, asin, tan, sinh and cosh are, on a CPU, the C library's f32 functions.
+ * erfinv: y with erf(y) = x, to 1 unit in the last place; +-Inf at x = +-1, NaN where |x| > 1. */
 MIXPREC_API mixp_tensor *mixp_log2(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log10(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_acos(mixp_context *ctx, mixp_tensor *x);
@@ -5689,8 +5717,9 @@ MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, in
  * gradient. */
 MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* KEEP. The mean over dimension dim, or over all with MIXP_ALL. Sums in f32, rounded once. */
 MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
-/* KEEP. The smallest value and its index, by the rules of max and argmax. */
+/* KEEP. min: the smallest value; argmin: its index. By the rules of max and argmax. */
 MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* F32. log(sum(e^x)), without overflow. -Inf where all values are -Inf. Several operators run, in
@@ -5726,20 +5755,22 @@ MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim)
  * gradient does not divide by x. */
 MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim);
 
-/* F32_OUT. Over the last dimension. */
+/* F32_OUT. softmax: e^x / sum(e^x). log_softmax: its logarithm. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
-/* F32. Over the last dimension, or over those last dimensions whose shape gamma and beta have;
- * gamma and beta may be NULL. eps > 0. */
+/* F32. layer_norm: (x - mean) / sqrt(variance + eps) gamma + beta. rms_norm: x / sqrt(mean(x^2)
+ * + eps) gamma. Over the last dimension, or over those last dimensions whose shape gamma and
+ * beta have; gamma and beta may be NULL. eps > 0. */
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
                                          mixp_tensor *gamma, mixp_tensor *beta,
                                          float eps);
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
                                        mixp_tensor *gamma, float eps);
-/* Computes *sum = mixp_add(ctx, a, b) and returns the norm of *sum: x = x + f, h = norm(x) of a
- * residual block. sum may be NULL. The result equals the two operators, with their classes, names
- * and bits. If a and b have the same shape, the device reads them once and writes both results in
- * one pass. On an error the result and *sum are NULL. */
+/* mixp_add_layer_norm and mixp_add_rms_norm compute *sum = mixp_add(ctx, a, b) and return the
+ * norm of *sum: x = x + f, h = norm(x) of a residual block. sum may be NULL. The result equals
+ * the two operators, with their classes, names and bits. If a and b have the same shape, the
+ * device reads them once and writes both results in one pass. On an error the result and *sum
+ * are NULL. */
 MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
                                              mixp_tensor *b, mixp_tensor *gamma,
                                              mixp_tensor *beta, float eps,
@@ -5787,9 +5818,10 @@ MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_t
                                     mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
                                           mixp_tensor *mask, float value);
-/* KEEP. 1 where a == b, a != b, a > b, a >= b, a < b or a <= b, else 0: a mask of u8, with NumPy's
- * broadcasting. a and b are f32, f16, bf16, u8 or i32, and are compared exactly. A NaN is not equal
- * to anything, and neither above nor below. To compare with a number: mixp_full. */
+/* KEEP. 1 where a == b (eq), a != b (ne), a > b (gt), a >= b (ge), a < b (lt) or a <= b (le),
+ * else 0: a mask of u8, with NumPy's broadcasting. a and b are f32, f16, bf16, u8 or i32, and
+ * are compared exactly. A NaN is not equal to anything, and neither above nor below. To compare
+ * with a number: mixp_full. */
 MIXPREC_API mixp_tensor *mixp_eq(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_ne(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_gt(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
@@ -5831,10 +5863,10 @@ MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k,
                                    int largest, mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
                                    mixp_tensor **indices);
-/* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
- * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim), or,
- * for the scalings of Llama 3 and YaRN, by position * frequencies[i]. Pairs are
- * (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1.
+/* KEEP. mixp_rope: rotary position embedding of x[..., t, c], whose last dimension is heads of
+ * head_dim (even). Pair i of a head at position first + t is rotated by position *
+ * base^(-2i/head_dim), or, for the scalings of Llama 3 and YaRN, by position * frequencies[i].
+ * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1.
  * MIXP_ERR_ARGUMENT: frequencies or scale for a head_dim above 256. */
 typedef struct mixp_rope_desc {
     int     head_dim;
@@ -5896,7 +5928,10 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
                                                    mixp_tensor *w, mixp_tensor *targets,
                                                    int32_t ignore, int64_t chunk);
+/* F32. The mean of (x - target)^2: a scalar of f32. x and target have one shape. */
 MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+/* F32. Binary cross entropy of logits: the mean of -t log(s) - (1 - t) log(1 - s) with s =
+ * sigmoid(x), a scalar of f32, finite for all finite x. Targets t, of x's shape, are 0 to 1. */
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
 /* l1: |d| with d = x - target, slope 0 at 0. huber: d^2 / 2 if |d| < delta, otherwise delta (|d| -
@@ -6011,8 +6046,8 @@ typedef struct mixp_loss_desc {
  * the shapes. */
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
                                          mixp_tensor *target, const mixp_loss_desc *desc);
-/* mixp_loss_apply for the losses of three tensors; desc NULL = zeroed. Targets of
- * linear_cross_entropy are i32. */
+/* mixp_loss_apply for the losses of three tensors: mixp_linear_cross_entropy_apply and
+ * mixp_triplet_margin_apply; desc NULL = zeroed. Targets of linear_cross_entropy are i32. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
@@ -6029,8 +6064,8 @@ MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int ran
                                       const int64_t *shape);
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
                                         int dim1);
-/* KEEP. x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL: without all of
- * size 1), and with a new one at dim, -rank-1..rank. */
+/* KEEP. squeeze: x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL:
+ * without all of size 1). unsqueeze: with a new one at dim, -rank-1..rank. */
 MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
 /* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: reversed
@@ -6212,11 +6247,11 @@ MIXPREC_API const float *mixp_scaler_loss_scale_data(const mixp_scaler *scaler);
 MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
                                            const mixp_scaler_desc *desc);
 
-/* Save and load the scaler's state, like PyTorch's state_dict and load_state_dict. Both wait for
- * the device. A disabled scaler saves zeros and ignores a load. MIXP_ERR_ARGUMENT: a saved state
- * with scale 0 (from a disabled scaler), or a field out of range; the scaler is then unchanged.
- * PyTorch's state has only the first six fields. If the other fields are 0, a load starts the
- * counts and the prediction from 0. */
+/* mixp_scaler_save and mixp_scaler_load save and load the scaler's state, like PyTorch's
+ * state_dict and load_state_dict. Both wait for the device. A disabled scaler saves zeros and
+ * ignores a load. MIXP_ERR_ARGUMENT: a saved state with scale 0 (from a disabled scaler), or a
+ * field out of range; the scaler is then unchanged. PyTorch's state has only the first six
+ * fields. If the other fields are 0, a load starts the counts and the prediction from 0. */
 typedef struct mixp_scaler_saved {
     double  growth_factor, backoff_factor;
     float   scale;
@@ -6353,9 +6388,9 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
  * range). */
 MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
                                          const mixp_param_group *group);
-/* Read or change a group at any time, by hand or by your own schedule. The struct is copied.
- * MIXP_ERR_ARGUMENT: a pointer is NULL, there is no such group, or a value is out of range; nothing
- * changes. */
+/* mixp_optimizer_group reads a group, mixp_optimizer_set_group changes it: at any time, by hand
+ * or by your own schedule. The struct is copied. MIXP_ERR_ARGUMENT: a pointer is NULL, there is
+ * no such group, or a value is out of range; nothing changes. */
 MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
                                                  mixp_param_group *out);
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
@@ -6475,7 +6510,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* Number of applied steps; learning rate of a group's next step. Both wait for the device, and are
+/* mixp_optimizer_applied: the number of applied steps. mixp_optimizer_lr: the learning rate of a
+ * group's next step. Both wait for the device, and are
  * 0 if opt is NULL or there is no such group. With MIXP_SCHEDULE_FUNCTION, mixp_optimizer_lr calls
  * the function. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
@@ -6553,15 +6589,15 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
  * not called. */
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 
-/* Free what mixp_..._new made, before you free the context. NULL is allowed. The texts of verdicts
- * stay valid. Both wait for the device.
+/* mixp_scaler_free and mixp_optimizer_free free what mixp_..._new made, before you free the
+ * context. NULL is allowed. The texts of verdicts stay valid. Both wait for the device.
  *
  * Gradients scaled by a freed scaler can no longer be unscaled: using them before mixp_zero_grad is
  * MIXP_ERR_ORDER. Gradients that the scaler has unscaled stay usable. A freed optimizer's
  * parameters and their gradients stay.
  *
- * MIXP_ERR_ORDER, and nothing is freed: the scaler or optimizer is between unscale or step and the
- * scaler's update, or the context has graphs, which may have recorded it (mixp_graph_free). */
+ * MIXP_ERR_ORDER, and nothing is freed: the scaler or optimizer is between unscale or step and
+ * the scaler's update, or the context has graphs, which may have recorded it (mixp_graph_free). */
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler);
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt);
 
@@ -6667,9 +6703,9 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out);
 
-/* Returns the newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
- * skipped one, if any was skipped since the last update). Never waits; on a GPU the verdict may be
- * of an earlier step. */
+/* mixp_optimizer_verdict returns the last verdict of an optimizer, mixp_scaler_verdict that of
+ * the optimizer that the scaler stepped last (a skipped one, if any was skipped since the last
+ * update). Never waits; on a GPU the verdict may be of an earlier step. */
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
 
@@ -6851,21 +6887,23 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
                                                int64_t n_metadata, char *error,
                                                size_t error_size);
 
-/* Reads a whole file; *out is NULL on error. The file is untrusted: the header and all sizes and
- * offsets are checked before memory for tensors is allocated.
+/* mixp_safetensors_read reads a whole file; *out is NULL on error. mixp_safetensors_free frees it;
+ * mixp_safetensors_count is its number of entries. The file is untrusted: the header and all sizes
+ * and offsets are checked before memory for tensors is allocated.
  *
  * MIXP_ERR_FORMAT: malformed; the message says where. The checks are stricter than those of the
  * format's own library. These are errors: unknown keys of a tensor, a name or metadata key used
- * twice, NUL in a name, and an empty tensor whose other dimensions multiply to more than 64 bits,
- * wherever the 0 stands. MIXP_ERR_DTYPE: a dtype unknown to the format. MIXP_ERR_SHAPE: a rank
- * above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
+ * twice, NUL in a name, and an empty tensor whose other dimensions multiply to more than 64
+ * bits, wherever the 0 stands. MIXP_ERR_DTYPE: a dtype unknown to the format. MIXP_ERR_SHAPE: a
+ * rank above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
 typedef struct mixp_safetensors mixp_safetensors;
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
                                               char *error, size_t error_size);
 MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
 MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
-/* Return entry i in the order of the data; the entry of a name; the metadata text of a key. NULL if
- * absent. The results live as long as the file. */
+/* mixp_safetensors_at returns entry i in the order of the data, mixp_safetensors_find the entry
+ * of a name, mixp_safetensors_metadata the metadata text of a key. NULL if absent. The results
+ * live as long as the file. */
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
                                                      int64_t i);
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
@@ -7085,9 +7123,10 @@ typedef struct mixp_site_info {
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
-/* Shares of a look's values that are not 0: the share that the low dtype flushes to zero, and the
- * share that is subnormal there. If the values were stored low already (stored_low), the flushed
- * share is estimated from `least`. Both are 0 if look is NULL or has no such values. Pure. */
+/* Shares of a look's values that are not 0: mixp_look_flushed, the share that the low dtype
+ * flushes to zero; mixp_look_subnormal, the share that is subnormal there. If the values were
+ * stored low already (stored_low), the flushed share is estimated from `least`. Both are 0 if
+ * look is NULL or has no such values. Pure. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
 MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
 
@@ -7311,9 +7350,9 @@ struct mixp_ranks_desc {
  * optimizer only when the parameter was used. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
-/* Sum, or maximum, of each element over all ranks, in place. Use them for your own numbers, such as
- * the loss that you print. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed or is
- * NULL. */
+/* mixp_ranks_sum and mixp_ranks_max: the sum, or maximum, of each element over all ranks, in
+ * place. Use them for your own numbers, such as the loss that you print. With one rank nothing
+ * changes. MIXP_ERR_RANKS: the hook failed or is NULL. */
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 

@@ -146,9 +146,9 @@ MIXPREC_API int mixpi_autocast_leave(mixp_context *ctx);                    /* a
 MIXPREC_API int mixpi_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixpi_no_grad_leave(mixp_context *ctx);                     /* always 0 */
 
-/* Regions that can be left in any way. An open function opens a region and returns its number, or
- * -1 if ctx is NULL. mixp_autocast_close closes that region and every region opened since, of any
- * kind. Steps may begin in between. */
+/* Regions that can be left in any way. mixp_autocast_open and mixp_no_grad_open open a region
+ * and return its number, or -1 if ctx is NULL. mixp_autocast_close closes that region and every
+ * region opened since, of any kind. Steps may begin in between. */
 MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
 MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
@@ -163,9 +163,10 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
 MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
 MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* always 0 */
 
-/* A scope until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
- * are nested more than 64 deep. MIXP_ERR_ORDER: pop without push, or the region or scope opened
- * last was not opened by mixp_scope_push: the message names it, and it stays open. */
+/* mixp_scope_push opens a scope, which lasts until mixp_scope_pop. MIXP_ERR_ARGUMENT: name is
+ * NULL or empty, or regions and scopes are nested more than 64 deep. MIXP_ERR_ORDER: pop without
+ * push, or the region or scope opened last was not opened by mixp_scope_push: the message names
+ * it, and it stays open. */
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
 
@@ -224,19 +225,25 @@ typedef struct mixp_op mixp_op;
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_op_class cls);
 
-/* Counts of operators by result dtype since the last reset: row 0, 1, ... until it returns 0. */
+/* Row 0, 1, ... of mixp_autocast_count. */
 typedef struct mixp_op_count {
     const char *op;
     mixp_op_class  cls;            /* current class, including an override                    */
     int64_t     calls[3];       /* number of results in f32, f16, bf16                     */
 } mixp_op_count;
+/* Counts of operators by result dtype since the last reset. Writes row `row` to *out and returns 1;
+ * returns 0 past the last row. */
 MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
+/* Casts since the last reset. */
 typedef struct mixp_cast_count {
     int64_t weight_casts;       /* parameter copies made because the cache was stale       */
     int64_t weight_hits;        /* parameter copies found up to date                       */
     int64_t activation_casts;
 } mixp_cast_count;
+/* Returns the counts of casts since the last reset; zeros if ctx is NULL. */
 MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx);
-MIXPREC_API void            mixp_autocast_reset_counts(mixp_context *ctx);
-MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "f32", ... */
+/* Sets the counts of operators and of casts to 0. */
+MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx);
+/* Returns the name of a class, for example "low" or "f32"; "?" for an unknown one. */
+MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls);
 

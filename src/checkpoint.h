@@ -177,21 +177,23 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
                                                int64_t n_metadata, char *error,
                                                size_t error_size);
 
-/* Reads a whole file; *out is NULL on error. The file is untrusted: the header and all sizes and
- * offsets are checked before memory for tensors is allocated.
+/* mixp_safetensors_read reads a whole file; *out is NULL on error. mixp_safetensors_free frees it;
+ * mixp_safetensors_count is its number of entries. The file is untrusted: the header and all sizes
+ * and offsets are checked before memory for tensors is allocated.
  *
  * MIXP_ERR_FORMAT: malformed; the message says where. The checks are stricter than those of the
  * format's own library. These are errors: unknown keys of a tensor, a name or metadata key used
- * twice, NUL in a name, and an empty tensor whose other dimensions multiply to more than 64 bits,
- * wherever the 0 stands. MIXP_ERR_DTYPE: a dtype unknown to the format. MIXP_ERR_SHAPE: a rank
- * above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
+ * twice, NUL in a name, and an empty tensor whose other dimensions multiply to more than 64
+ * bits, wherever the 0 stands. MIXP_ERR_DTYPE: a dtype unknown to the format. MIXP_ERR_SHAPE: a
+ * rank above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
 typedef struct mixp_safetensors mixp_safetensors;
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
                                               char *error, size_t error_size);
 MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
 MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
-/* Return entry i in the order of the data; the entry of a name; the metadata text of a key. NULL if
- * absent. The results live as long as the file. */
+/* mixp_safetensors_at returns entry i in the order of the data, mixp_safetensors_find the entry
+ * of a name, mixp_safetensors_metadata the metadata text of a key. NULL if absent. The results
+ * live as long as the file. */
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
                                                      int64_t i);
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,

@@ -52,8 +52,8 @@ typedef enum mixp_format_kind {     /* meaning of the largest codes             
 typedef enum mixp_dtype { MIXP_DTYPES(MIXPI_DTYPE_CONSTANT) MIXP_DTYPE_COUNT } mixp_dtype;
 #undef MIXPI_DTYPE_CONSTANT
 
-/* Bytes per element; 0 for an unknown dtype. The dtype's name, for example "f16"; "?" for an
- * unknown dtype. */
+/* mixp_dtype_size: bytes per element; 0 for an unknown dtype. mixp_dtype_name: "f16", for example;
+ * "?" for an unknown dtype. */
 MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
@@ -84,6 +84,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 #else
 #  define MIXPI_HIDE(u) (void)0
 #endif
+/* mixp_bits_of_f32, mixp_bits_of_f64: the bits of a number. */
 MIXPREC_HD uint32_t mixp_bits_of_f32(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
@@ -98,7 +99,9 @@ MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
 }
 #undef MIXPI_HIDE
 
-/* If an ABI returns floats in x87 registers (32-bit x86), a signalling NaN becomes quiet. */
+/* mixp_f32_of_bits, mixp_f64_of_bits, mixp_f16_of_bits, mixp_bf16_of_bits, mixp_e4m3_of_bits and
+ * mixp_e5m2_of_bits: the number that has these bits. If an ABI returns floats in x87 registers
+ * (32-bit x86), a signalling NaN becomes quiet. */
 MIXPREC_HD float mixp_f32_of_bits(uint32_t u) {
     float x;
     memcpy(&x, &u, 4);
@@ -302,8 +305,9 @@ MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code,
     return mixpi_pack(mixp_format_of(to), x, saturate, stochastic, random);
 }
 
-/* Converts a double to any dtype's code (two's complement for integers), and back. The stochastic
- * form takes a random number, uniform in [0, 2^32). Decoding rounds an i64 beyond 2^53. */
+/* mixp_encode converts a double to any dtype's code (two's complement for integers), mixp_decode
+ * converts it back. mixp_encode_stochastic rounds by a random number, uniform in [0, 2^32).
+ * Decoding rounds an i64 beyond 2^53. */
 MIXPREC_HD uint64_t mixp_encode(mixp_dtype to, double x, int saturate)
 { return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 0, 0); }
 MIXPREC_HD uint64_t mixp_encode_stochastic(mixp_dtype to, double x, int saturate,
@@ -374,6 +378,8 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
     return sign | code;
 }
 
+/* mixp_f16_from_f32 and mixp_f16_from_f64 round to nearest even; from 65,520 on the result is Inf.
+ * mixp_f32_from_f16 is exact. */
 MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
 { return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
 MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
@@ -381,6 +387,7 @@ MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
 MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
 { return mixp_f32_of_bits(mixpi_f32_of_f16(h.bits)); }
 
+/* mixp_bf16_from_f32 and mixp_bf16_from_f64 round to nearest even. mixp_f32_from_bf16 is exact. */
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
 { return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
@@ -388,6 +395,8 @@ MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
 MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h)
 { return mixp_f32_of_bits((uint32_t)h.bits << 16); }
 
+/* mixp_e4m3_from_f32 rounds to nearest even; beyond 448 the result is NaN, since e4m3 has no
+ * Inf. mixp_e4m3_from_f32_sat returns +-448 instead. mixp_f32_from_e4m3 is exact. */
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
@@ -395,6 +404,8 @@ MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
 MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h)
 { return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
 
+/* mixp_e5m2_from_f32 rounds to nearest even; a result beyond 57,344 is Inf.
+ * mixp_e5m2_from_f32_sat returns +-57,344 instead. mixp_f32_from_e5m2 is exact. */
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
@@ -402,6 +413,7 @@ MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
 MIXPREC_HD float mixp_f32_from_e5m2(mixp_e5m2 h)
 { return mixp_f32_of_bits(mixpi_f32_of_f16((uint32_t)h.bits << 8)); }
 
+/* mixp_f32_from_f64 rounds to nearest even, in every rounding mode. mixp_f64_from_f32 is exact. */
 MIXPREC_HD float mixp_f32_from_f64(double x)
 { return mixp_f32_of_bits((uint32_t)mixp_encode(MIXP_F32, x, 0)); }
 MIXPREC_HD double mixp_f64_from_f32(float x) {
@@ -417,9 +429,9 @@ MIXPREC_HD float mixp_tf32_round(float x) {
 
 /* --- random numbers for stochastic rounding, dropout and initialisation ------------------ */
 
-/* The random number of one element: uniform in [0, 2^32), and a pure function of its key. The first
- * three parts of the key are hashed into the start of a SplitMix64 sequence; the index selects the
- * term. */
+/* mixp_random_u32: the random number of one element, mixp_random_at(mixp_random_key(...),
+ * index): uniform in [0, 2^32), and a pure function of its key. The first three parts of the key
+ * are hashed into the start of a SplitMix64 sequence; the index selects the term. */
 MIXPREC_HD uint64_t mixp_random_key(uint64_t seed, uint64_t step, uint64_t tensor) {
     uint64_t z = seed + 0x9E3779B97F4A7C15u * (step + 1u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u + tensor * 0xD1342543DE82EF95u;

@@ -263,8 +263,8 @@ typedef struct mixp_softmax_args {
     mixp_out y;
 } mixp_softmax_args;
 
-/* da (+)= y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. y is the forward's result. In a column
- * with 3/4 of the probability or more, the difference is made from the other columns. */
+/* da (+)= y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. y is the forward's result. In a
+ * column with 3/4 of the probability or more, the difference is made from the other columns. */
 typedef struct mixp_softmax_backward_args {
     int64_t  rows, cols;
     int      log_of;
@@ -383,11 +383,11 @@ typedef struct mixp_cross_entropy_args {
 MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
 { return k->before || k->weights || k->logs || k->sum || k->more || k->each; }
 
-/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols),
- * where the target's difference is made from stats, without cancellation; a row that does not count
- * contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] + smoothing mean(w)) - (1 -
- * smoothing) w[target] onehot - smoothing w / cols). With logs, softmax is 0. dlogits may be
- * logits. */
+/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing /
+ * cols), where the target's difference is made from stats, without cancellation; a row that does
+ * not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] + smoothing
+ * mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax is 0.
+ * dlogits may be logits. */
 typedef struct mixp_cross_entropy_backward_args {
     int64_t        rows, cols;
     int32_t        ignore;

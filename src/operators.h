@@ -175,22 +175,25 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
  * is NULL, or heads differs. MIXP_ERR_MEMORY. On an error most is unchanged. */
 MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t heads, float *most);
 
-/* PROMOTE. Elementwise, with NumPy's broadcasting. */
+/* PROMOTE. mixp_add: a + b. mixp_sub: a - b. mixp_mul: a b. mixp_div: a / b. Elementwise, with
+ * NumPy's broadcasting. */
 MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* If either operand is NaN, the result is NaN and both operands get the gradient. Equal operands
- * get half the gradient each. Both rules are PyTorch's. */
+/* mixp_maximum, mixp_minimum: if either operand is NaN, the result is NaN and both operands get
+ * the gradient. Equal operands get half the gradient each. Both rules are PyTorch's. */
 MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* silu(gate) * up, rounded once. packed (KEEP): from x[..., 2c], whose first half is the gate, to
- * [..., c]. */
+/* mixp_swiglu: silu(gate) * up, rounded once. mixp_swiglu_packed (KEEP): the same from x[...,
+ * 2c], whose first half is the gate, to [..., c]. */
 MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
-/* KEEP. Elementwise. At an Inf, the slopes of gelu, gelu_tanh and silu are their limits, 0 or 1;
- * PyTorch's are NaN. */
+/* KEEP. Elementwise. scale: factor * x. relu, tanh, sigmoid, sqrt, neg (-x), abs, sin and cos
+ * are the functions of these names; silu is x sigmoid(x), gelu is x times the normal
+ * distribution of x, and gelu_tanh is its approximation by tanh. At an Inf, the slopes of gelu,
+ * gelu_tanh and silu are their limits, 0 or 1; PyTorch's are NaN. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
 MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
@@ -215,28 +218,29 @@ MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
 /* The error function, to 4 units in the last place of f32. */
 MIXPREC_API mixp_tensor *mixp_erf(mixp_context *ctx, mixp_tensor *x);
-/* x where x > 0, otherwise slope x (PyTorch's default: 0.01), or alpha (e^x - 1) for elu (default:
- * 1). At 0 the gradient is that of the lower branch, as in PyTorch. At a NaN the slope of elu is 1,
- * as in PyTorch on CUDA. */
+/* leaky_relu: x where x > 0, otherwise slope x (PyTorch's default: 0.01), or alpha (e^x - 1) for
+ * elu (default: 1). At 0 the gradient is that of the lower branch, as in PyTorch. At a NaN the
+ * slope of elu is 1, as in PyTorch on CUDA. */
 MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope);
 MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha);
-/* x + value, and value - x. The sum is made in f32 and rounded once. */
+/* mixp_add_scalar: x + value. mixp_rsub: value - x. The sum is made in f32 and rounded once. */
 MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value);
 MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value);
-/* F32. Elementwise. */
+/* F32. Elementwise. exp: e^x. log: to the base e. pow: x^exponent. */
 MIXPREC_API mixp_tensor *mixp_exp(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent);
-/* e^x - 1 and log(1 + x), without cancellation near 0. */
+/* F32. expm1: e^x - 1. log1p: log(1 + x). Both without cancellation near 0. */
 MIXPREC_API mixp_tensor *mixp_expm1(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log1p(mixp_context *ctx, mixp_tensor *x);
+/* F32. square: x x. reciprocal: 1 / x. */
 MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
 /* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
  * or not finite. */
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
-/* F32. On a CPU these are the C library's f32 functions, except erfinv. erfinv: y with erf(y) = x,
- * to 1 unit in the last place; +-Inf at x = +-1, NaN where |x| > 1. */
+/* F32. log2, log10, acos, asin, tan, sinh and cosh are, on a CPU, the C library's f32 functions.
+ * erfinv: y with erf(y) = x, to 1 unit in the last place; +-Inf at x = +-1, NaN where |x| > 1. */
 MIXPREC_API mixp_tensor *mixp_log2(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log10(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_acos(mixp_context *ctx, mixp_tensor *x);
@@ -276,8 +280,9 @@ MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, in
  * gradient. */
 MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* KEEP. The mean over dimension dim, or over all with MIXP_ALL. Sums in f32, rounded once. */
 MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
-/* KEEP. The smallest value and its index, by the rules of max and argmax. */
+/* KEEP. min: the smallest value; argmin: its index. By the rules of max and argmax. */
 MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* F32. log(sum(e^x)), without overflow. -Inf where all values are -Inf. Several operators run, in
@@ -313,20 +318,22 @@ MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim)
  * gradient does not divide by x. */
 MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim);
 
-/* F32_OUT. Over the last dimension. */
+/* F32_OUT. softmax: e^x / sum(e^x). log_softmax: its logarithm. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
-/* F32. Over the last dimension, or over those last dimensions whose shape gamma and beta have;
- * gamma and beta may be NULL. eps > 0. */
+/* F32. layer_norm: (x - mean) / sqrt(variance + eps) gamma + beta. rms_norm: x / sqrt(mean(x^2)
+ * + eps) gamma. Over the last dimension, or over those last dimensions whose shape gamma and
+ * beta have; gamma and beta may be NULL. eps > 0. */
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
                                          mixp_tensor *gamma, mixp_tensor *beta,
                                          float eps);
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
                                        mixp_tensor *gamma, float eps);
-/* Computes *sum = mixp_add(ctx, a, b) and returns the norm of *sum: x = x + f, h = norm(x) of a
- * residual block. sum may be NULL. The result equals the two operators, with their classes, names
- * and bits. If a and b have the same shape, the device reads them once and writes both results in
- * one pass. On an error the result and *sum are NULL. */
+/* mixp_add_layer_norm and mixp_add_rms_norm compute *sum = mixp_add(ctx, a, b) and return the
+ * norm of *sum: x = x + f, h = norm(x) of a residual block. sum may be NULL. The result equals
+ * the two operators, with their classes, names and bits. If a and b have the same shape, the
+ * device reads them once and writes both results in one pass. On an error the result and *sum
+ * are NULL. */
 MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
                                              mixp_tensor *b, mixp_tensor *gamma,
                                              mixp_tensor *beta, float eps,
@@ -374,9 +381,10 @@ MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_t
                                     mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
                                           mixp_tensor *mask, float value);
-/* KEEP. 1 where a == b, a != b, a > b, a >= b, a < b or a <= b, else 0: a mask of u8, with NumPy's
- * broadcasting. a and b are f32, f16, bf16, u8 or i32, and are compared exactly. A NaN is not equal
- * to anything, and neither above nor below. To compare with a number: mixp_full. */
+/* KEEP. 1 where a == b (eq), a != b (ne), a > b (gt), a >= b (ge), a < b (lt) or a <= b (le),
+ * else 0: a mask of u8, with NumPy's broadcasting. a and b are f32, f16, bf16, u8 or i32, and
+ * are compared exactly. A NaN is not equal to anything, and neither above nor below. To compare
+ * with a number: mixp_full. */
 MIXPREC_API mixp_tensor *mixp_eq(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_ne(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_gt(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
@@ -418,10 +426,10 @@ MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k,
                                    int largest, mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
                                    mixp_tensor **indices);
-/* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
- * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim), or,
- * for the scalings of Llama 3 and YaRN, by position * frequencies[i]. Pairs are
- * (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1.
+/* KEEP. mixp_rope: rotary position embedding of x[..., t, c], whose last dimension is heads of
+ * head_dim (even). Pair i of a head at position first + t is rotated by position *
+ * base^(-2i/head_dim), or, for the scalings of Llama 3 and YaRN, by position * frequencies[i].
+ * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1.
  * MIXP_ERR_ARGUMENT: frequencies or scale for a head_dim above 256. */
 typedef struct mixp_rope_desc {
     int     head_dim;
@@ -483,7 +491,10 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
                                                    mixp_tensor *w, mixp_tensor *targets,
                                                    int32_t ignore, int64_t chunk);
+/* F32. The mean of (x - target)^2: a scalar of f32. x and target have one shape. */
 MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+/* F32. Binary cross entropy of logits: the mean of -t log(s) - (1 - t) log(1 - s) with s =
+ * sigmoid(x), a scalar of f32, finite for all finite x. Targets t, of x's shape, are 0 to 1. */
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
 /* l1: |d| with d = x - target, slope 0 at 0. huber: d^2 / 2 if |d| < delta, otherwise delta (|d| -
@@ -598,8 +609,8 @@ typedef struct mixp_loss_desc {
  * the shapes. */
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
                                          mixp_tensor *target, const mixp_loss_desc *desc);
-/* mixp_loss_apply for the losses of three tensors; desc NULL = zeroed. Targets of
- * linear_cross_entropy are i32. */
+/* mixp_loss_apply for the losses of three tensors: mixp_linear_cross_entropy_apply and
+ * mixp_triplet_margin_apply; desc NULL = zeroed. Targets of linear_cross_entropy are i32. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
@@ -616,8 +627,8 @@ MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int ran
                                       const int64_t *shape);
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
                                         int dim1);
-/* KEEP. x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL: without all of
- * size 1), and with a new one at dim, -rank-1..rank. */
+/* KEEP. squeeze: x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL:
+ * without all of size 1). unsqueeze: with a new one at dim, -rank-1..rank. */
 MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
 /* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: reversed

@@ -122,9 +122,9 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
  * range). */
 MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
                                          const mixp_param_group *group);
-/* Read or change a group at any time, by hand or by your own schedule. The struct is copied.
- * MIXP_ERR_ARGUMENT: a pointer is NULL, there is no such group, or a value is out of range; nothing
- * changes. */
+/* mixp_optimizer_group reads a group, mixp_optimizer_set_group changes it: at any time, by hand
+ * or by your own schedule. The struct is copied. MIXP_ERR_ARGUMENT: a pointer is NULL, there is
+ * no such group, or a value is out of range; nothing changes. */
 MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
                                                  mixp_param_group *out);
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
@@ -244,7 +244,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* Number of applied steps; learning rate of a group's next step. Both wait for the device, and are
+/* mixp_optimizer_applied: the number of applied steps. mixp_optimizer_lr: the learning rate of a
+ * group's next step. Both wait for the device, and are
  * 0 if opt is NULL or there is no such group. With MIXP_SCHEDULE_FUNCTION, mixp_optimizer_lr calls
  * the function. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);

@@ -147,9 +147,9 @@ struct mixp_ranks_desc {
  * optimizer only when the parameter was used. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
-/* Sum, or maximum, of each element over all ranks, in place. Use them for your own numbers, such as
- * the loss that you print. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed or is
- * NULL. */
+/* mixp_ranks_sum and mixp_ranks_max: the sum, or maximum, of each element over all ranks, in
+ * place. Use them for your own numbers, such as the loss that you print. With one rank nothing
+ * changes. MIXP_ERR_RANKS: the hook failed or is NULL. */
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 

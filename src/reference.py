@@ -6,7 +6,8 @@
 It reads the public half in reading order, keeps each comment with the declarations below it, links every
 public name, moves what only authors of devices and operators need to the end, and adds the functions of the
 add-ons in examples/ and an index by PyTorch's names from src/pytorch_names.txt. Exit status 1: a name in
-that file is neither in the header nor in an add-on.
+that file is neither in the header nor in an add-on, or a function has no comment of its own: it stands with
+others below a comment that does not name it.
 """
 import html
 import os
@@ -219,6 +220,14 @@ def entry_html(entry, anchors):
                paragraphs(entry.text, anchors), kind, code))
 
 
+def unnamed(entry):
+    """Functions that stand below a comment with other functions, and that it does not name."""
+    functions = [n for code in entry.code if "(" in code and not code.startswith(("typedef", "struct", "class", "#"))
+                 for n in declared(code) if n.startswith("mixp_")]
+    words = set(re.findall(r"\w+", entry.text))
+    return [n for n in functions if len(functions) > 1 and not words & {n, n[5:], re.sub("^mixp_[a-z]+_", "_", n)}]
+
+
 def pytorch_names():
     """Rows (PyTorch's name, our names or '-', note)."""
     rows = []
@@ -365,9 +374,12 @@ def main():
     sys.stdout.write(text)
     unknown = sorted({n for _, ours, note in rows for n in [ours] + NAME.findall(note)
                       if n != "-" and n not in anchors and not n.startswith("MIXPREC_")})
+    borrowed = [name for section in reader.sections for entry in section.entries for name in unnamed(entry)]
     for name in unknown:
         print("src/pytorch_names.txt: %s is not in the header" % name, file=sys.stderr)
-    return 1 if unknown else 0
+    for name in borrowed:
+        print("%s has no comment of its own: give it one, or name it in the comment above it" % name, file=sys.stderr)
+    return 1 if unknown or borrowed else 0
 
 
 sys.exit(main())

@@ -137,11 +137,11 @@ MIXPREC_API const float *mixp_scaler_loss_scale_data(const mixp_scaler *scaler);
 MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
                                            const mixp_scaler_desc *desc);
 
-/* Save and load the scaler's state, like PyTorch's state_dict and load_state_dict. Both wait for
- * the device. A disabled scaler saves zeros and ignores a load. MIXP_ERR_ARGUMENT: a saved state
- * with scale 0 (from a disabled scaler), or a field out of range; the scaler is then unchanged.
- * PyTorch's state has only the first six fields. If the other fields are 0, a load starts the
- * counts and the prediction from 0. */
+/* mixp_scaler_save and mixp_scaler_load save and load the scaler's state, like PyTorch's
+ * state_dict and load_state_dict. Both wait for the device. A disabled scaler saves zeros and
+ * ignores a load. MIXP_ERR_ARGUMENT: a saved state with scale 0 (from a disabled scaler), or a
+ * field out of range; the scaler is then unchanged. PyTorch's state has only the first six
+ * fields. If the other fields are 0, a load starts the counts and the prediction from 0. */
 typedef struct mixp_scaler_saved {
     double  growth_factor, backoff_factor;
     float   scale;

@@ -72,15 +72,15 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
  * not called. */
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 
-/* Free what mixp_..._new made, before you free the context. NULL is allowed. The texts of verdicts
- * stay valid. Both wait for the device.
+/* mixp_scaler_free and mixp_optimizer_free free what mixp_..._new made, before you free the
+ * context. NULL is allowed. The texts of verdicts stay valid. Both wait for the device.
  *
  * Gradients scaled by a freed scaler can no longer be unscaled: using them before mixp_zero_grad is
  * MIXP_ERR_ORDER. Gradients that the scaler has unscaled stay usable. A freed optimizer's
  * parameters and their gradients stay.
  *
- * MIXP_ERR_ORDER, and nothing is freed: the scaler or optimizer is between unscale or step and the
- * scaler's update, or the context has graphs, which may have recorded it (mixp_graph_free). */
+ * MIXP_ERR_ORDER, and nothing is freed: the scaler or optimizer is between unscale or step and
+ * the scaler's update, or the context has graphs, which may have recorded it (mixp_graph_free). */
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler);
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt);
 
@@ -186,9 +186,9 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out);
 
-/* Returns the newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
- * skipped one, if any was skipped since the last update). Never waits; on a GPU the verdict may be
- * of an earlier step. */
+/* mixp_optimizer_verdict returns the last verdict of an optimizer, mixp_scaler_verdict that of
+ * the optimizer that the scaler stepped last (a skipped one, if any was skipped since the last
+ * update). Never waits; on a GPU the verdict may be of an earlier step. */
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
 

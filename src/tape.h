@@ -180,9 +180,10 @@ MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what);
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* 1: the gradient of input i is wanted. */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
-/* Arguments for kernels, mixp_get and mixp_put. x is input i, y the result. For backward, dy is the
- * result's gradient, and dx the gradient of input i, as mixp_call_grad returns it; dx also says
- * whether to add. data is NULL if the tensor is absent or not wanted. */
+/* Arguments for kernels, mixp_get and mixp_put. mixp_call_x is input i, mixp_call_y the result.
+ * For backward, mixp_call_dy is the result's gradient, and mixp_call_dx the gradient of input i,
+ * as mixp_call_grad returns it; dx also says whether to add. data is NULL if the tensor is
+ * absent or not wanted. */
 MIXPREC_API mixp_in  mixp_call_x(const mixp_call *c, int i);
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c);
 MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c);

@@ -216,9 +216,9 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 /* Frees the context and everything made from it. NULL is allowed. */
 MIXPREC_API void mixp_context_free(mixp_context *ctx);
 
-/* Returns the first error since the context was made or the error was cleared; MIXP_OK = none. Sets
- * *message (if message is not NULL) to the error's text, "" for none. The text lives in the
- * context. */
+/* Returns the first error since the context was made or mixp_context_clear_error cleared it;
+ * MIXP_OK = none. mixp_context_error sets *message (if message is not NULL) to the error's text,
+ * "" for none. The text lives in the context. */
 MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message);
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
@@ -336,17 +336,19 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  *
  * Determinism. Without gemm_measure a shape gets the first algorithm that the library offers and
  * accepts: the same in each run on one kind of GPU with one version of the library. With
- * gemm_measure the first product of a shape times what the library offers (24 at most). It keeps the
- * fastest one that is at least 2 % faster than the first. Two measuring runs may choose
- * differently, so their bits may differ. For the same bits, measure once, save this text, and give
- * it to every later run, every resumed run and all ranks. Shapes in the text are not measured
- * again. The flags of desc->epilogues are measured as well: if a product followed by a separate
- * kernel is faster, the text says "none" for the fused form, and the two run separately. Measuring
- * warms the GPU up, waits for it and takes some seconds in the first step. For products that add to their
- * result it borrows memory for one result; without that memory the first algorithm stays. */
+ * gemm_measure the first product of a shape times what the library offers (24 at most). It keeps
+ * the fastest one that is at least 2 % faster than the first. Two measuring runs may choose
+ * differently, so their bits may differ. For the same bits, measure once, save this text, and
+ * give it to every later run, every resumed run and all ranks. Shapes in the text are not
+ * measured again. The flags of desc->epilogues are measured as well: if a product followed by a
+ * separate kernel is faster, the text says "none" for the fused form, and the two run
+ * separately. Measuring warms the GPU up, waits for it and takes some seconds in the first step.
+ * For products that add to their result it borrows memory for one result; without that memory
+ * the first algorithm stays. */
 MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
-/* The execution settings that the context passes to kernels, and its device, for your own
- * operators. Both live as long as the context; NULL if ctx is NULL. */
+/* mixp_context_exec: the execution settings that the context passes to kernels.
+ * mixp_context_device: its device. Both are for your own operators. Both live as long as the
+ * context; NULL if ctx is NULL. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 
@@ -533,8 +535,8 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
  * If t is from an earlier step, the context gets the error MIXP_ERR_ORDER. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
-/* Copy all t->count elements to or from host memory of any dtype, which mixprec does not keep. Both
- * wait for the device.
+/* mixp_read copies all t->count elements to host memory of any dtype, mixp_write from host memory,
+ * which mixprec does not keep. Both wait for the device.
  *
  * MIXP_ERR_ARGUMENT: host is NULL. MIXP_ERR_SHAPE: count is not t->count. MIXP_ERR_DTYPE: dtype is
  * not a mixp_dtype. MIXP_ERR_ORDER: t is from an earlier step. */
@@ -554,16 +556,18 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
  * NaN and MIXP_ERR_ORDER if t is from an earlier step or evaluation. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
-/* Initialisation, keyed by (seed, t's id, element): the same values on every device. uniform: in
- * (low, high), then rounded to t's dtype, which may give the rounded low or high. Numbers of normal
- * beyond the range of t's dtype become Inf, as PyTorch's do.
+/* mixp_fill sets every element to a value. mixp_init_normal and mixp_init_uniform are keyed by
+ * (seed, t's id, element): the same values on every device. uniform: in (low, high), then rounded
+ * to t's dtype, which may give the rounded low or high. Numbers of normal beyond the range of t's
+ * dtype become Inf, as PyTorch's do.
  *
  * MIXP_ERR_ARGUMENT: a finite value or a bound is beyond the range of t's dtype, low > high, or
  * std < 0. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);
-/* For weights [out, in, ...], with fan_in = in * ... and fan_out = out * ... . The variance is
+/* mixp_init_xavier_normal, _xavier_uniform, mixp_init_kaiming_normal and _kaiming_uniform are for
+ * weights [out, in, ...], with fan_in = in * ... and fan_out = out * ... . The variance is
  * gain^2 * 2 / (fan_in + fan_out) (xavier: Glorot and Bengio, 2010) or gain^2 / fan_in (kaiming: He
  * et al., 2015). Values are normal, or uniform in +-sqrt(3 variance). gain: sqrt(2) before relu,
  * 5/3 before tanh, 1 elsewhere. MIXP_ERR_SHAPE: fewer than two dimensions. */

@@ -211,9 +211,10 @@ typedef struct mixp_site_info {
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
-/* Shares of a look's values that are not 0: the share that the low dtype flushes to zero, and the
- * share that is subnormal there. If the values were stored low already (stored_low), the flushed
- * share is estimated from `least`. Both are 0 if look is NULL or has no such values. Pure. */
+/* Shares of a look's values that are not 0: mixp_look_flushed, the share that the low dtype
+ * flushes to zero; mixp_look_subnormal, the share that is subnormal there. If the values were
+ * stored low already (stored_low), the flushed share is estimated from `least`. Both are 0 if
+ * look is NULL or has no such values. Pure. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
 MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
 
