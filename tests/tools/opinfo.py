@@ -50,6 +50,9 @@ COLUMNS = ("samples", "one call", "several", "close", "wrong", "refused", "empty
 # Differences that the header's comments state, and count as agreeing: where an input is Inf or NaN, or in forward mode.
 DOCUMENTED = {
     "nn.functional.elu": "the slope at a NaN is 1",
+    "nn.functional.celu": "the slope of elu at a NaN is 1",
+    "nn.functional.selu": "the slope of elu at a NaN is 1",
+    "logaddexp": "the slopes of logsumexp at an Inf are NaN",
     "nn.functional.silu": "the slope at an Inf is its limit",
     "nn.functional.gelu": "the slope at an Inf is its limit",
     "nn.functional.prelu (forward)": "the derivative at 0 is that of the lower branch, as PyTorch's gradient is",

@@ -17,6 +17,12 @@ NOT_THERE = {
     "kthvalue": "mixp_sort, then mixp_slice",
     "nn.functional.bilinear": "two products; rare",
     "nn.functional.triplet_margin_with_distance_loss": "a function as an argument",
+    **dict.fromkeys(("arange", "full", "ones", "zeros", "item"), "no input that has a gradient"),
+    **dict.fromkeys(("bernoulli", "multinomial", "randn"), "other random numbers"),
+    **dict.fromkeys(("masked_select", "nonzero"), "no shape depends on values"),
+    **dict.fromkeys(("clone", "to"), "mixp_copy, mixp_cast: see float, half, bfloat16"),
+    "median": "mixp_sort, then mixp_slice: see sort",
+    "repeat_interleave": "mixp_embedding: see index_select",
 }
 
 
@@ -681,6 +687,40 @@ def cat(m, tensors, dim=0):
     return m.concat(len(tensors), listed(m, tensors), dim)
 
 
+@entry("logaddexp")
+def logaddexp(m, x, y):
+    x, y = (m.expand(t, len(to), to) for to in [list(torch.broadcast_shapes(shape(x), shape(y)))] for t in (x, y))
+    return back(m, m.logsumexp(m.stack(2, listed(m, [x, y]), 0), 0, 0), x)
+
+
+@entry("cdist")
+def cdist(m, x, y, p=2.0, compute_mode=None):
+    return m.norm(m.sub(m.unsqueeze(x, -2), m.unsqueeze(y, -3)), number(p), -1, 0)
+
+
+@entry("repeat")
+def repeat(m, x, *times):
+    times = list(times[0]) if len(times) == 1 and isinstance(times[0], (tuple, list)) else list(times)
+    x = reshaped(m, x, [1] * (len(times) - x.rank) + shape(x))
+    for dim, n in enumerate(times):
+        if n == 0:
+            raise Missing("0 times")
+        x = m.concat(n, listed(m, [x] * n), dim)
+    return x
+
+
+def mask(m, x):
+    """A mask of 0 and 1."""
+    return m.ne(x, constant(m, 0)) if is_real(m, x) else x
+
+
+entry("isnan")(lambda m, x: m.ne(x, x))
+entry("logical_not")(lambda m, x: m.eq(mask(m, x), m.full(mask(m, x).dtype, 0, m.ffi.NULL, 0)))
+entry("logical_and")(lambda m, x, y: m.gt(mask(m, x), logical_not(m, mask(m, y))))
+entry("logical_or")(lambda m, x, y: m.ge(mask(m, x), logical_not(m, mask(m, y))))
+entry("logical_xor")(lambda m, x, y: m.ne(mask(m, x), mask(m, y)))
+logical_not = ENTRIES["logical_not"]
+entry("nn.functional.selu")(lambda m, x: wide(m, x, lambda t: m.scale(m.elu(t, 1.6732632423543772), 1.0507009873554805)))
 entry("stack")(lambda m, tensors, dim=0: m.stack(len(tensors), listed(m, tensors), dim))
 
 

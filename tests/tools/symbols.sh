@@ -301,6 +301,19 @@ check 'each public function, constant and field has a test' untested "$tmp/users
 { cat "$tmp/users.h"; echo 'typedef enum mixp_odd { MIXP_ODD_ONE } mixp_odd;'; } >"$tmp/more.h"
 check 'a constant without a test is noticed'     eval '[ "$(untested "$tmp/more.h")" = MIXP_ODD_ONE ]'
 
+# test_every_optimizer.c tries each option of an optimizer and each schedule; lr, betas and eps are numbers that all have.
+optimizer_laws() {
+    for name in $(without_comments "$1" src/arithmetic.h |
+                      sed -n '/^typedef struct mixp_optimizer_\(desc\|states\) {/,/^}/p; /^typedef enum mixp_schedule_kind/,/^}/p' |
+                      grep -oE '[a-z_0-9]+ *[,;]|MIXP_SCHEDULE_[A-Z_]+' | tr -d ' ,;'); do
+        case $name in lr | beta[12] | eps | kind | MIXP_SCHEDULE_CONSTANT | mixp_*) continue ;; esac
+        grep -qE "(->|\.)$name\b|$name\b" tests/core/optimizers/test_every_optimizer.c || { echo "$name has no row"; return 1; }
+    done
+}
+check 'each option of optimizers and each schedule has its laws' optimizer_laws src/optimizers.h
+sed 's/^} mixp_optimizer_desc;/    double odd_one;\n&/' src/optimizers.h >"$tmp/odd.h"
+check 'an option without laws is noticed'        eval '[ "$(optimizer_laws "$tmp/odd.h")" = "odd_one has no row" ]'
+
 part() { awk -v name="MIXPREC_VERSION_$1" '$1 == "#define" && $2 == name { print $3 }' mixprec.h; }
 version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
 newest=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
