@@ -285,6 +285,14 @@
  *                                                    of a tensor of this step
  *     another number, such as a probability,       mixp_context_warning, if a built-in operator
  *       is given to a loss that takes logits         made it
+ *     attention has a mask of 0 and 1              no key is hidden: the mask is added to the
+ *                                                    scores; write 0 and -Inf
+ *     mixp_zero_grad in each micro-batch           only the last micro-batch counts: grad_norm is
+ *                                                    that of one
+ *     two threads use one context at a time        errors that name other causes, or a crash: one
+ *                                                    thread at a time, or a context for each
+ *     a scaler or an optimizer is freed after      a crash: free them before the context, or not at
+ *       its context                                  all
  *
  * FROM PYTORCH: examples/amp has one program for each section of PyTorch's page of AMP examples,
  * with PyTorch's call beside each of ours
@@ -22358,7 +22366,8 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->tape.inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
         "%s: not possible inside an operator's infer, forward or backward, nor inside a hook of "
-        "ranks. If an exception has left such a function, call mixp_step_begin%s",
+        "ranks. If an exception has left such a function, call mixp_step_begin%s. If another thread "
+        "uses this context at the same time: one thread at a time, or a context for each",
         who, ctx->tape.refused ? " again" : "");
 }
 
@@ -22455,7 +22464,7 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     if (ctx->generation != generation)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "%s: a function of this operator called mixp_step_begin; call mixp_step_begin between "
-            "steps only",
+            "steps only. If another thread called it: a context serves one thread at a time",
             name);
     mixpi_inside_end(ctx, before);
     return r;
@@ -23401,7 +23410,8 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     if (!loss->own.from_tape)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_backward: nothing was recorded for this loss: it was made under MIXP_NO_GRAD, or "
-            "depends on no parameter");
+            "depends on no parameter that is trained (mixp_freeze_all and "
+            "mixp_tensor_set_requires_grad freeze)");
     if (ctx->evaluates)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_backward: this step began with mixp_eval_begin; begin steps that train with "
@@ -23762,6 +23772,12 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
 
 /* Checks that the inputs before `which` are real and that input `which` holds i32 indices. */
 static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
+    if (which == 1 && c->in[0] && c->in[1] && c->in[0]->dtype == MIXP_I32 &&
+        mixpi_is_real(c->in[1]->dtype))
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+            "%s: input 0 is i32 and input 1 is %s: the two are swapped. Values (logits, a table) "
+            "come first, i32 indices second",
+            c->op->name, mixp_dtype_name(c->in[1]->dtype));
     mixp_result r = mixpi_need_real(c, which, which);
     const mixp_tensor *ids = c->in[which];
     char quoted[MIXPI_QUOTED];
@@ -26898,9 +26914,10 @@ static mixp_result mixpi_bad_index(
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
         "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name, what, (int)ids[i], (double)i,
         (double)limit, of,
-        ignore != MIXPI_NO_INDEX && ids[i] < 0 ? "; to leave out a row, set its target to the "
-                                                 "value of `ignore`, usually MIXP_IGNORE (-100)"
-                                               : "");
+        ids[i] == limit                          ? "; the first is 0"
+        : ignore != MIXPI_NO_INDEX && ids[i] < 0 ? "; to leave out a row, set its target to the "
+                                                   "value of `ignore`, usually MIXP_IGNORE (-100)"
+                                                 : "");
 }
 
 typedef struct mixpi_embedded {
@@ -35106,6 +35123,12 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     mixpi_file_read(f, 0, prefix, 8);
     for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
+    if (memcmp(prefix, "PK\003\004", 4) == 0) {
+        mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
+            "this is a zip file, as torch.save writes them: save with "
+            "safetensors.torch.save_file(model.state_dict(), path)");
+        return 0;
+    }
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
             "the file is cut short, or is not a safetensors file: its header length is %.0f, but "
@@ -36486,6 +36509,10 @@ static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
     return 1;
 }
 
+static int mixpi_is_transpose(const mixp_st_entry *a, const mixp_st_entry *b) {
+    return a->rank == 2 && b->rank == 2 && a->shape[0] == b->shape[1] && a->shape[1] == b->shape[0];
+}
+
 static int mixpi_same_type(const mixp_st_entry *a, const mixp_st_entry *b) {
     if (a->dtype != b->dtype) return 0;
     return a->dtype != MIXPI_OPAQUE || strcmp(a->type, b->type) == 0;
@@ -36498,6 +36525,9 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp
     mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
         mixpi_describe(file_text, sizeof file_text, file),
         mixpi_describe(here_text, sizeof here_text, here));
+    if (!*d->hint && !same && mixpi_is_transpose(here, file))
+        snprintf(d->hint, sizeof d->hint,
+            "; the file has the transpose: a weight of mixp_linear is [out, in]");
 }
 
 /* Does the description's optimizer of this state, "optimizer.3.", train parameters? Each of them
@@ -36540,8 +36570,8 @@ static void mixpi_missing_hint(mixpi_diff *d, const char *name) {
 
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
     if (d->n)
-        mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s%s", d->n, d->text,
-            d->n > 3 ? "; ..." : "", d->hint);
+        mixpi_report_fail(r, d->result, "%d tensor%s not fit%s%s%s", d->n,
+            d->n == 1 ? " does" : "s do", d->text, d->n > 3 ? "; ..." : "", d->hint);
 }
 
 /* Order of a merge. -1: a comes first, or b has ended; 1: b comes first; 0: the names are equal. */
@@ -36850,7 +36880,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
     const char *schema = mixp_safetensors_metadata(file, "mixprec");
-    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint");
+    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint: to load weights only, call mixp_checkpoint_load_weights");
     else if (strcmp(schema, "1") != 0)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
             "saved by another version of mixprec: the file has layout '%.20s', this version reads "
@@ -36979,7 +37009,12 @@ static void mixpi_weights_pair(
         mixp_st_entry same = there->e;
         same.dtype = to;
         mixpi_diff_pair(d, &here->e, &same);
-    } else mixpi_diff_pair(d, &here->e, &there->e);
+        return;
+    }
+    mixpi_diff_pair(d, &here->e, &there->e);
+    if (!*d->hint && to != from && mixpi_is_floating(to) && mixpi_is_floating(from))
+        snprintf(d->hint, sizeof d->hint,
+            "; set .convert of mixp_weights_desc to 1 to convert floating-point weights");
 }
 
 /* Do the prefix and the pattern of desc exclude this tensor of the file? */

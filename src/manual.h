@@ -285,6 +285,14 @@
  *                                                    of a tensor of this step
  *     another number, such as a probability,       mixp_context_warning, if a built-in operator
  *       is given to a loss that takes logits         made it
+ *     attention has a mask of 0 and 1              no key is hidden: the mask is added to the
+ *                                                    scores; write 0 and -Inf
+ *     mixp_zero_grad in each micro-batch           only the last micro-batch counts: grad_norm is
+ *                                                    that of one
+ *     two threads use one context at a time        errors that name other causes, or a crash: one
+ *                                                    thread at a time, or a context for each
+ *     a scaler or an optimizer is freed after      a crash: free them before the context, or not at
+ *       its context                                  all
  *
  * FROM PYTORCH: examples/amp has one program for each section of PyTorch's page of AMP examples,
  * with PyTorch's call beside each of ours

@@ -301,6 +301,10 @@ static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
     return 1;
 }
 
+static int mixpi_is_transpose(const mixp_st_entry *a, const mixp_st_entry *b) {
+    return a->rank == 2 && b->rank == 2 && a->shape[0] == b->shape[1] && a->shape[1] == b->shape[0];
+}
+
 static int mixpi_same_type(const mixp_st_entry *a, const mixp_st_entry *b) {
     if (a->dtype != b->dtype) return 0;
     return a->dtype != MIXPI_OPAQUE || strcmp(a->type, b->type) == 0;
@@ -313,6 +317,9 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp
     mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
         mixpi_describe(file_text, sizeof file_text, file),
         mixpi_describe(here_text, sizeof here_text, here));
+    if (!*d->hint && !same && mixpi_is_transpose(here, file))
+        snprintf(d->hint, sizeof d->hint,
+            "; the file has the transpose: a weight of mixp_linear is [out, in]");
 }
 
 /* Does the description's optimizer of this state, "optimizer.3.", train parameters? Each of them
@@ -355,8 +362,8 @@ static void mixpi_missing_hint(mixpi_diff *d, const char *name) {
 
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
     if (d->n)
-        mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s%s", d->n, d->text,
-            d->n > 3 ? "; ..." : "", d->hint);
+        mixpi_report_fail(r, d->result, "%d tensor%s not fit%s%s%s", d->n,
+            d->n == 1 ? " does" : "s do", d->text, d->n > 3 ? "; ..." : "", d->hint);
 }
 
 /* Order of a merge. -1: a comes first, or b has ended; 1: b comes first; 0: the names are equal. */
@@ -665,7 +672,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
     const char *schema = mixp_safetensors_metadata(file, "mixprec");
-    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint");
+    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint: to load weights only, call mixp_checkpoint_load_weights");
     else if (strcmp(schema, "1") != 0)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
             "saved by another version of mixprec: the file has layout '%.20s', this version reads "

@@ -103,6 +103,12 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     mixpi_file_read(f, 0, prefix, 8);
     for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
+    if (memcmp(prefix, "PK\003\004", 4) == 0) {
+        mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
+            "this is a zip file, as torch.save writes them: save with "
+            "safetensors.torch.save_file(model.state_dict(), path)");
+        return 0;
+    }
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
             "the file is cut short, or is not a safetensors file: its header length is %.0f, but "

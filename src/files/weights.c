@@ -23,7 +23,12 @@ static void mixpi_weights_pair(
         mixp_st_entry same = there->e;
         same.dtype = to;
         mixpi_diff_pair(d, &here->e, &same);
-    } else mixpi_diff_pair(d, &here->e, &there->e);
+        return;
+    }
+    mixpi_diff_pair(d, &here->e, &there->e);
+    if (!*d->hint && to != from && mixpi_is_floating(to) && mixpi_is_floating(from))
+        snprintf(d->hint, sizeof d->hint,
+            "; set .convert of mixp_weights_desc to 1 to convert floating-point weights");
 }
 
 /* Do the prefix and the pattern of desc exclude this tensor of the file? */

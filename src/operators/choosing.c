@@ -15,9 +15,10 @@ static mixp_result mixpi_bad_index(
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
         "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name, what, (int)ids[i], (double)i,
         (double)limit, of,
-        ignore != MIXPI_NO_INDEX && ids[i] < 0 ? "; to leave out a row, set its target to the "
-                                                 "value of `ignore`, usually MIXP_IGNORE (-100)"
-                                               : "");
+        ids[i] == limit                          ? "; the first is 0"
+        : ignore != MIXPI_NO_INDEX && ids[i] < 0 ? "; to leave out a row, set its target to the "
+                                                   "value of `ignore`, usually MIXP_IGNORE (-100)"
+                                                 : "");
 }
 
 typedef struct mixpi_embedded {

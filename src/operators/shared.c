@@ -83,6 +83,12 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
 
 /* Checks that the inputs before `which` are real and that input `which` holds i32 indices. */
 static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
+    if (which == 1 && c->in[0] && c->in[1] && c->in[0]->dtype == MIXP_I32 &&
+        mixpi_is_real(c->in[1]->dtype))
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+            "%s: input 0 is i32 and input 1 is %s: the two are swapped. Values (logits, a table) "
+            "come first, i32 indices second",
+            c->op->name, mixp_dtype_name(c->in[1]->dtype));
     mixp_result r = mixpi_need_real(c, which, which);
     const mixp_tensor *ids = c->in[which];
     char quoted[MIXPI_QUOTED];

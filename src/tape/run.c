@@ -14,7 +14,7 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     if (ctx->generation != generation)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "%s: a function of this operator called mixp_step_begin; call mixp_step_begin between "
-            "steps only",
+            "steps only. If another thread called it: a context serves one thread at a time",
             name);
     mixpi_inside_end(ctx, before);
     return r;

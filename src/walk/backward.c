@@ -26,7 +26,8 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     if (!loss->own.from_tape)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_backward: nothing was recorded for this loss: it was made under MIXP_NO_GRAD, or "
-            "depends on no parameter");
+            "depends on no parameter that is trained (mixp_freeze_all and "
+            "mixp_tensor_set_requires_grad freeze)");
     if (ctx->evaluates)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_backward: this step began with mixp_eval_begin; begin steps that train with "

@@ -542,6 +542,58 @@ static void batch_in_double(model *m) {
     static const double values[32] = { 1.0 };
     mixp_linear(m->ctx, mixp_input(m->ctx, MIXP_F64, 2, batch, values), m->w, NULL);
 }
+static void targets_before_logits(model *m) {
+    mixp_cross_entropy(m->ctx, targets(m), logits_of(m), MIXP_IGNORE);
+}
+static void ids_before_the_table(model *m) { mixp_embedding(m->ctx, targets(m), m->w); }
+static void classes_from_one(model *m) {
+    classes[3] = 2;
+    mixp_cross_entropy(m->ctx, logits_of(m), targets(m), MIXP_IGNORE);
+}
+static void every_weight_is_frozen(model *m) {
+    mixp_tensor_set_requires_grad(m->w, 0);
+    mixp_tensor_set_requires_grad(m->b, 0);
+    backward(m);
+}
+static void weights_by_torch_save(model *m) {
+    FILE *f = fopen("model.pt", "wb");
+    fwrite("PK\3\4 and what a zip file holds", 1, 30, f);
+    fclose(f);
+    mixp_checkpoint_load_weights("model.pt", m->ctx, NULL);
+    remove("model.pt");
+}
+/* Saves the weights as `dtype`, with the shape [rows, columns], and loads them into f32 [2, 4]. */
+static void load_as(model *m, mixp_dtype dtype, int64_t rows, int64_t columns) {
+    static float data[8];
+    mixp_st_entry e[2];
+    memset(e, 0, sizeof e);
+    e[0].name = "fc.b";
+    e[0].rank = 1;
+    e[0].shape[0] = 2;
+    e[0].bytes = 8;
+    e[1].name = "fc.w";
+    e[1].rank = 2;
+    e[1].shape[0] = rows;
+    e[1].shape[1] = columns;
+    e[1].bytes = 8 * mixp_dtype_size(dtype);
+    e[0].dtype = MIXP_F32;
+    e[1].dtype = dtype;
+    e[0].data = e[1].data = data;
+    CHECK_INT(mixp_safetensors_write("file", e, 2, NULL, 0, NULL, 0), MIXP_OK);
+    mixp_checkpoint_load_weights("file", m->ctx, NULL);
+    remove("file");
+}
+static void weights_of_bf16(model *m) { load_as(m, MIXP_BF16, 2, 4); }
+static void weights_transposed_in_the_file(model *m) { load_as(m, MIXP_F32, 4, 2); }
+static void checkpoint_of_weights_only(model *m) {
+    mixp_checkpoint what = { 0 };
+    mixp_st_entry none;
+    memset(&none, 0, sizeof none);
+    what.ctx = m->ctx;
+    CHECK_INT(mixp_safetensors_write("file", &none, 0, NULL, 0, NULL, 0), MIXP_OK);
+    mixp_checkpoint_load("file", &what);
+    remove("file");
+}
 static void accuracy_of_a_mask(model *m) {
     mixp_tensor *hit = mixp_eq(m->ctx, mixp_argmax(m->ctx, logits_of(m), -1, 0), targets(m));
     mixp_mean(m->ctx, hit, MIXP_ALL, 0);
@@ -691,6 +743,14 @@ static const mistake mistakes[] = {
     MISTAKE(one_hot_targets, DTYPE, "not one-hot"),
     MISTAKE(image_of_bytes, DTYPE, "mixp_cast"),
     MISTAKE(batch_in_double, DTYPE, "mixp_convert"),
+    MISTAKE(targets_before_logits, DTYPE, "the two are swapped"),
+    MISTAKE(ids_before_the_table, DTYPE, "a table) come first"),
+    MISTAKE(classes_from_one, ARGUMENT, "the first is 0"),
+    MISTAKE(every_weight_is_frozen, ORDER, "mixp_freeze_all"),
+    MISTAKE(weights_by_torch_save, FORMAT, "safetensors.torch.save_file"),
+    MISTAKE(weights_of_bf16, DTYPE, "set .convert"),
+    MISTAKE(weights_transposed_in_the_file, SHAPE, "the file has the transpose"),
+    MISTAKE(checkpoint_of_weights_only, FORMAT, "call mixp_checkpoint_load_weights"),
     MISTAKE(accuracy_of_a_mask, DTYPE, "mixp_cast"),
     MISTAKE(filled_beyond_f16, ARGUMENT, "beyond the range of f16"),
     MISTAKE(unscaled_after_each_batch, ORDER, "after the last mixp_backward of the step"),

@@ -319,8 +319,8 @@ static void test_load_refuses(void) {
     refuses(&p, "bad", MIXP_ERR_FORMAT, "not a mixprec checkpoint");
 #define REJECTS(name, data, dtype, rank, d0, code, part) do {                                          \
         tamper(name, data, dtype, rank, d0, "1"); refuses(&p, "bad", code, part); } while (0)
-    REJECTS("norm", NULL, MIXP_F32, 0, 0, MIXP_ERR_SHAPE, "1 tensors do not fit; 'norm' is missing");
-    REJECTS("extra", zeros, MIXP_F32, 1, 3, MIXP_ERR_SHAPE, "1 tensors do not fit; 'extra' is in the file only");
+    REJECTS("norm", NULL, MIXP_F32, 0, 0, MIXP_ERR_SHAPE, "1 tensor does not fit; 'norm' is missing");
+    REJECTS("extra", zeros, MIXP_F32, 1, 3, MIXP_ERR_SHAPE, "1 tensor does not fit; 'extra' is in the file only");
     REJECTS("view", zeros, MIXP_F32, 1, 6, MIXP_ERR_SHAPE, "'view' is f32 [6], not f32 [1, 2, 3]");
     REJECTS("norm", zeros, MIXP_F16, 0, 0, MIXP_ERR_DTYPE, "'norm' is f16 [], not bf16 []");
     REJECTS("value.epoch", NULL, MIXP_I64, 0, 0, MIXP_ERR_SHAPE, "'value.epoch' is missing");

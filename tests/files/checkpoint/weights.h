@@ -68,8 +68,8 @@ static void test_weights(void) {
     CHECK_INT(mixp_safetensors_write("w1", e + 1, 1, NULL, 0, NULL, 0), MIXP_OK);
     CHECK_INT(mixp_safetensors_write("empty", NULL, 0, NULL, 0, NULL, 0), MIXP_OK);
     /* refused: the message lists, nothing changes */
-    weights_fail(&p, "w3", &desc, MIXP_ERR_SHAPE, "1 tensors do not fit; 'more' is in the file only");
-    weights_fail(&p, "w1", NULL, MIXP_ERR_SHAPE, "1 tensors do not fit; 'a' is missing");
+    weights_fail(&p, "w3", &desc, MIXP_ERR_SHAPE, "1 tensor does not fit; 'more' is in the file only");
+    weights_fail(&p, "w1", NULL, MIXP_ERR_SHAPE, "1 tensor does not fit; 'a' is missing");
     weights_fail(&p, "nowhere", NULL, MIXP_ERR_IO, strerror(ENOENT));
     weights_fail(&bf16, "w", NULL, MIXP_ERR_DTYPE, "'a' is f32 [2, 3], not bf16 [2, 3]");
     e[1] = entry("b", NULL, MIXP_F32, 2, 2, 2, b, sizeof b);
