@@ -27,8 +27,8 @@ int main(void) {
     mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     const char     *why;
 
-    mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w),      /* once, before the loop */
-                       mixp_view(ctx, "w.grad", MIXP_F16, 1, shape, g));
+    mixp_optimizer_add(opt, mixp_view_f32(ctx, "w", 1, shape, w),      /* once, before the loop */
+                       mixp_view_f16(ctx, "w.grad", 1, shape, g));
     for (int step = 0; step < 40; step++) {
         my_backward(mixp_scaler_loss_scale(scaler), step == 20);
         mixp_scaler_step(scaler, opt);

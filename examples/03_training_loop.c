@@ -35,9 +35,9 @@ int main(void) {
         mixp_step_begin(ctx);                   /* frees the last step's activations */
         mixp_zero_grad(opt);
         MIXP_AUTOCAST(ctx, MIXP_F16) {          /* products in fp16, weights stay fp32 */
-            mixp_tensor *h = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, in, x), w1, b1);
+            mixp_tensor *h = mixp_linear(ctx, mixp_input_f32(ctx, 2, in, x), w1, b1);
             mixp_tensor *guess = mixp_linear(ctx, mixp_tanh(ctx, h), w2, NULL);
-            loss = mixp_mse(ctx, guess, mixp_input(ctx, MIXP_F32, 2, out, y));
+            loss = mixp_mse(ctx, guess, mixp_input_f32(ctx, 2, out, y));
         }
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
         mixp_scaler_step(scaler, opt);          /* unscales, looks for Inf and NaN, updates */

@@ -27,15 +27,15 @@ static double gradient(int parts) {
     for (int part = 0; part < parts; part++) {
         mixp_step_begin(ctx);                   /* each part has activations of its own */
         MIXP_AUTOCAST(ctx, MIXP_BF16) {
-            mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, batch, x + part * rows * COLS);
-            mixp_tensor *class_of = mixp_input(ctx, MIXP_I32, 1, &rows, label + part * rows);
+            mixp_tensor *in = mixp_input_f32(ctx, 2, batch, x + part * rows * COLS);
+            mixp_tensor *class_of = mixp_input_i32(ctx, 1, &rows, label + part * rows);
             loss = mixp_cross_entropy(ctx, mixp_linear(ctx, in, w, NULL), class_of, MIXP_IGNORE);
         }
         loss = mixp_scale(ctx, loss, 1.0f / (float)parts);      /* the mean of means */
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));    /* adds to the gradients */
     }
     mixp_scaler_unscale(scaler, opt);           /* (only to show them) */
-    mixp_read(w->grad, g, MIXP_F32, w->count);
+    mixp_read_f32(w->grad, g, w->count);
     mixp_scaler_step(scaler, opt);              /* one update for all parts */
     mixp_scaler_update(scaler);
     if (mixp_context_error(ctx, NULL)) printf("failed\n");

@@ -34,7 +34,7 @@ int main(void) {
             mixp_zero_grad(opt);
             MIXP_AUTOCAST(ctx, MIXP_F16) {
                 MIXP_SCOPE(ctx, "body")      /* names what is applied inside */
-                    h = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), big, NULL);
+                    h = mixp_linear(ctx, mixp_input_f32(ctx, 2, shape, x), big, NULL);
                 h = mixp_linear(ctx, mixp_scale(ctx, h, 1e-4f), w, NULL);
                 loss = mixp_mean(ctx, h, MIXP_ALL, 0);
             }

@@ -39,10 +39,10 @@ int main(void) {
     mixp_eval_begin(ctx);                       /* in each round of a loop, too */
     MIXP_NO_GRAD(ctx) {
         MIXP_AUTOCAST(ctx, MIXP_F16) {
-            y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, two, x), w, head);
+            y = mixp_linear(ctx, mixp_input_f32(ctx, 2, two, x), w, head);
         }
     }
-    if (y && mixp_read(y, x, MIXP_F32, 4) == MIXP_OK)
+    if (y && mixp_read_f32(y, x, 4) == MIXP_OK)
         printf("%g %g %g %g\n", (double)x[0], (double)x[1], (double)x[2], (double)x[3]);
     int failed = mixp_context_error(ctx, &why) != MIXP_OK;
     if (failed) printf("%s\n", why);

@@ -26,8 +26,8 @@ static double learn(size_t bytes, int steps, size_t *used) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         MIXP_AUTOCAST(ctx, MIXP_F16)
-            loss = mixp_mse(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, batch, x), w, NULL),
-                            mixp_input(ctx, MIXP_F32, 2, batch, y));
+            loss = mixp_mse(ctx, mixp_linear(ctx, mixp_input_f32(ctx, 2, batch, x), w, NULL),
+                            mixp_input_f32(ctx, 2, batch, y));
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
         mixp_scaler_step(scaler, opt);
         mixp_scaler_update(scaler);

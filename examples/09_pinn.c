@@ -19,12 +19,12 @@ static mixp_tensor *network(mixp_context *ctx, mixp_tensor *x) {
 }
 
 static mixp_tensor *loss_of(mixp_context *ctx) {
-    mixp_tensor *x = mixp_input(ctx, MIXP_F32, 2, rows, at), *bent, *ends;
+    mixp_tensor *x = mixp_input_f32(ctx, 2, rows, at), *bent, *ends;
     mixp_tensor_set_requires_grad(x, 1);                        /* before an operator reads x */
     bent = mixp_jvp(ctx, mixp_jvp(ctx, network(ctx, x), x, NULL), x, NULL);
-    ends = network(ctx, mixp_input(ctx, MIXP_F32, 2, two, edge));
-    bent = mixp_mse(ctx, bent, mixp_input(ctx, MIXP_F32, 2, rows, force));
-    ends = mixp_mse(ctx, ends, mixp_input(ctx, MIXP_F32, 2, two, none));
+    ends = network(ctx, mixp_input_f32(ctx, 2, two, edge));
+    bent = mixp_mse(ctx, bent, mixp_input_f32(ctx, 2, rows, force));
+    ends = mixp_mse(ctx, ends, mixp_input_f32(ctx, 2, two, none));
     return mixp_add(ctx, bent, mixp_scale(ctx, ends, 100.0f));
 }
 
@@ -53,7 +53,7 @@ int main(void) {
         mixp_scaler_step(scaler, opt);
         mixp_scaler_update(scaler);
     }
-    MIXP_NO_GRAD(ctx) mixp_read(network(ctx, mixp_input(ctx, MIXP_F32, 2, rows, at)), u, MIXP_F32, POINTS);
+    MIXP_NO_GRAD(ctx) mixp_read_f32(network(ctx, mixp_input_f32(ctx, 2, rows, at)), u, POINTS);
     for (int i = 0; i < POINTS; i++) worst = fmax(worst, fabs(u[i] - sin(pi * at[i])));
     printf("u is within 0.02 of sin(pi x): %s\n", worst < 0.02 && !mixp_context_error(ctx, NULL) ? "yes" : "no");
     mixp_context_free(ctx);

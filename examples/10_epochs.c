@@ -36,21 +36,21 @@ static void shuffle(sample *data, int n) {
 static mixp_tensor *forward(mixp_context *ctx, const layer *l, const sample *data, int64_t n) {
     float x[TEST][2];
     for (int i = 0; i < n; i++) memcpy(x[i], data[i].at, sizeof x[i]);
-    return model(ctx, l, mixp_input(ctx, MIXP_F32, MIXP_SHAPE(n, 2), x));
+    return model(ctx, l, mixp_input_f32(ctx, MIXP_SHAPE(n, 2), x[0]));
 }
 
 static mixp_tensor *batch_loss(mixp_context *ctx, const layer *l, const sample *data) {
     int32_t label[BATCH];
     for (int i = 0; i < BATCH; i++) label[i] = data[i].inside;
     return mixp_cross_entropy(ctx, forward(ctx, l, data, BATCH),
-                              mixp_input(ctx, MIXP_I32, MIXP_SHAPE(BATCH), label), MIXP_IGNORE);
+                              mixp_input_i32(ctx, MIXP_SHAPE(BATCH), label), MIXP_IGNORE);
 }
 
 static double accuracy(mixp_context *ctx, const layer *l, const sample *data) {
     int32_t guess[TEST], right = 0;
     mixp_eval_begin(ctx);               /* changes no bit of the training */
     MIXP_NO_GRAD(ctx)
-        mixp_read(mixp_argmax(ctx, forward(ctx, l, data, TEST), -1, 0), guess, MIXP_I32, TEST);
+        mixp_read_i32(mixp_argmax(ctx, forward(ctx, l, data, TEST), -1, 0), guess, TEST);
     for (int i = 0; i < TEST; i++) right += guess[i] == data[i].inside;
     return (double)right / TEST;
 }

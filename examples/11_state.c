@@ -35,10 +35,10 @@ static double train(mixp_dtype dtype, float *state) {
             mixp_step_begin(ctx);
             mixp_zero_grad(opt);
             MIXP_AUTOCAST(ctx, dtype) {
-                next = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), wx, NULL);
+                next = mixp_linear(ctx, mixp_input_f32(ctx, 2, shape, x), wx, NULL);
                 next = mixp_relu(ctx, mixp_add(ctx, next, mixp_linear(ctx, h, wh, NULL)));
                 loss = mixp_linear(ctx, mixp_rms_norm(ctx, next, NULL, 1e-5f), wo, NULL);
-                loss = mixp_mse(ctx, loss, mixp_input(ctx, MIXP_F32, 2, shape, y));
+                loss = mixp_mse(ctx, loss, mixp_input_f32(ctx, 2, shape, y));
             }
             mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
             mixp_copy(h, next);                         /* after mixp_backward, which reads h */
@@ -48,7 +48,7 @@ static double train(mixp_dtype dtype, float *state) {
     }
     double last = mixp_context_error(ctx, NULL) ? -1.0 : mixp_item(loss);
     printf("%s: %d steps applied\n", mixp_dtype_name(dtype), (int)mixp_scaler_verdict(scaler).applied);
-    mixp_read(h, state, MIXP_F32, ALL);
+    mixp_read_f32(h, state, ALL);
     mixp_context_free(ctx);
     return last;
 }

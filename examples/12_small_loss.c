@@ -36,8 +36,8 @@ static void train(mixp_dtype dtype, int scaled, double *curve) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         MIXP_AUTOCAST(ctx, dtype) {
-            mixp_tensor *y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, batch, x), w, NULL);
-            loss = mixp_mse(ctx, y, mixp_input(ctx, MIXP_F32, 2, batch, target));
+            mixp_tensor *y = mixp_linear(ctx, mixp_input_f32(ctx, 2, batch, x), w, NULL);
+            loss = mixp_mse(ctx, y, mixp_input_f32(ctx, 2, batch, target));
         }
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
         mixp_scaler_step(scaler, opt);

@@ -102,8 +102,8 @@ static mixp_tensor *apply(bert *m, mixp_tensor *x, const linear *l) { return mix
 /* Logits [rows, time, TOKENS] of sequences of n letters, padded to `time`. Attention does not see the padding. */
 static mixp_tensor *logits_of(bert *m, const int32_t *row, const int32_t *n, int64_t rows, int64_t time, int training) {
     mixp_context       *c = m->ctx;
-    mixp_attention_desc a = { .heads = HEADS, .lengths = mixp_input(c, MIXP_I32, 1, &rows, n) };
-    mixp_tensor        *x = mixp_input(c, MIXP_I32, MIXP_SHAPE(rows, time), row), *h;
+    mixp_attention_desc a = { .heads = HEADS, .lengths = mixp_input_i32(c, 1, &rows, n) };
+    mixp_tensor        *x = mixp_input_i32(c, MIXP_SHAPE(rows, time), row), *h;
     x = mixp_add(c, mixp_embedding(c, m->tokens, x), mixp_slice(c, m->places, 0, 0, time));
     x = norm(m, x, &m->norm);
     for (int i = 0; i < LAYERS; i++) {
@@ -123,7 +123,7 @@ static double train_step(bert *m) {
     mixp_zero_grad(m->opt);
     MIXP_AUTOCAST(m->ctx, m->dtype)
         loss = mixp_cross_entropy(m->ctx, logits_of(m, ids, lengths, BATCH, T, 1),
-                                  mixp_input(m->ctx, MIXP_I32, MIXP_SHAPE(BATCH, T), want), MIXP_IGNORE);
+                                  mixp_input_i32(m->ctx, MIXP_SHAPE(BATCH, T), want), MIXP_IGNORE);
     mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
     mixp_scaler_step(m->scaler, m->opt);
     mixp_scaler_update(m->scaler);
@@ -137,8 +137,8 @@ static void find_letter(bert *m, const char *name, int at) {
     row[at] = MASK;
     mixp_eval_begin(m->ctx);
     MIXP_NO_GRAD(m->ctx) MIXP_AUTOCAST(m->ctx, m->dtype) {
-        mixp_read(logits_of(m, row, &n, 1, T, 0), padded, MIXP_F32, T * TOKENS);
-        mixp_read(logits_of(m, row, &n, 1, n, 0), unpadded, MIXP_F32, n * TOKENS);
+        mixp_read_f32(logits_of(m, row, &n, 1, T, 0), padded, T * TOKENS);
+        mixp_read_f32(logits_of(m, row, &n, 1, n, 0), unpadded, n * TOKENS);
     }
     for (int32_t i = 2; i <= 26; i++)
         if (padded[at * TOKENS + i] > padded[at * TOKENS + best]) best = i;

@@ -77,8 +77,8 @@ int main(void) {
     adamw.weight_decay = 0.0;
     mixp_optimizer   *opt = mixp_optimizer_new(ctx, &adamw);
     arrays            a = make_arrays();
-    mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F16, 2, shape, a.w),
-                       mixp_view(ctx, "w.grad", MIXP_F16, 2, shape, a.grad));
+    mixp_optimizer_add(opt, mixp_view_f16(ctx, "w", 2, shape, a.w),
+                       mixp_view_f16(ctx, "w.grad", 2, shape, a.grad));
     step(ctx, scaler, opt, a);
     mixp_capture_begin(ctx);
     step(ctx, scaler, opt, a);

@@ -106,8 +106,8 @@ int main(void) {
     adamw.max_norm = 1.0;
     opt = mixp_optimizer_new(ctx, &adamw);
     for (int i = 0; i < PARAMS; i++)
-        mixp_optimizer_add(opt, mixp_view(ctx, name[i], MIXP_F32, 1, &size[i], param[i]),
-                           mixp_view(ctx, name[i], MIXP_F32, 1, &size[i], grad[i]));
+        mixp_optimizer_add(opt, mixp_view_f32(ctx, name[i], 1, &size[i], param[i]),
+                           mixp_view_f32(ctx, name[i], 1, &size[i], grad[i]));
     for (long i = 0; i < size[TABLE] + size[W1]; i++) params[i] = 0.2f * (float)(below(2001) - 1000) / 1000.0f;
     for (long i = 0; i < size[W2]; i++) param[W2][i] = 0.2f * (float)(below(2001) - 1000) / 1000.0f;
 

@@ -79,7 +79,7 @@ static float *compare_read(mixp_context *ctx, const mixp_tensor *t) {
         compare_out_of_memory(ctx, bytes);
         return NULL;
     }
-    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
+    if (mixp_read_f32(t, values, t->count) == MIXP_OK) return values;
     free(values);
     return NULL;
 }

@@ -311,7 +311,7 @@ static inline int gguf_write_tensor(const gguf_writer *w, FILE *f, const gguf_te
     const mixp_tensor *v = t->values;
     const float       *floats = t->floats ? t->floats : spare;
     size_t size = gguf_size(t->type, t->count), pad = (size_t)(gguf_padded(size) - size);
-    if (v && !(w->read ? w->read(v, spare) : mixp_read(v, spare, MIXP_F32, v->count) == MIXP_OK)) return 0;
+    if (v && !(w->read ? w->read(v, spare) : mixp_read_f32(v, spare, v->count) == MIXP_OK)) return 0;
     if (v && t->heads) {
         gguf_turn(spare + t->count, spare, v->shape[0], v->count / v->shape[0], t->heads);
         floats = spare + t->count;

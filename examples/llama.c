@@ -186,7 +186,7 @@ static mixp_tensor *block_apart(mixp_context *ctx, mixp_tensor *x, void *user) {
 static mixp_tensor *hidden(const int32_t *ids, int64_t batch, int64_t t) {
     const int64_t shape[2] = { batch, t };
     const float   eps = (float)cfg.eps;
-    mixp_tensor  *x = mixp_embedding(m.ctx, m.tokens, mixp_input(m.ctx, MIXP_I32, 2, shape, ids)), *h;
+    mixp_tensor  *x = mixp_embedding(m.ctx, m.tokens, mixp_input_i32(m.ctx, 2, shape, ids)), *h;
     if (opt.level < 2 && m.tokens->dtype != MIXP_F32) x = mixp_cast(m.ctx, x, MIXP_F32);
     for (int64_t i = 0; opt.recompute && !m.cache && i < cfg.layers; i++)
         x = mixp_recompute(m.ctx, block_apart, &m.blocks[i], x);
@@ -242,7 +242,7 @@ static int has_chunks(int64_t tokens) {
 static mixp_tensor *loss_of(const int32_t *x, const int32_t *y, int64_t batch, int64_t t, float share,
                             mixp_tensor **scaled) {
     const int64_t shape[2] = { batch, t };
-    mixp_tensor  *want = mixp_input(m.ctx, MIXP_I32, 2, shape, y), *loss = NULL, *h;
+    mixp_tensor  *want = mixp_input_i32(m.ctx, 2, shape, y), *loss = NULL, *h;
     MIXP_AUTOCAST(m.ctx, m.dtype) {
         h = hidden(x, batch, t);
         if (has_chunks(batch * t)) {
@@ -389,10 +389,10 @@ static void next_logits(const int32_t *ids, int64_t n, float *logits) {
     MIXP_NO_GRAD(m.ctx) MIXP_AUTOCAST(m.ctx, m.dtype) {
         h = mixp_reshape(m.ctx, hidden(ids + m.cache->past, 1, new_ones), 2, shape);
         h = mixp_embedding(m.ctx, h,
-                           mixp_input(m.ctx, MIXP_I32, 1, &one, &last)); /* its last row */
+                           mixp_input_i32(m.ctx, 1, &one, &last)); /* its last row */
         y = mixp_linear(m.ctx, h, m.head, NULL);
     }
-    if (y) mixp_read(y, logits, MIXP_F32, cfg.vocab);
+    if (y) mixp_read_f32(y, logits, cfg.vocab);
     m.cache->past = n;
     check("sampling");
 }

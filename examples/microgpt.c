@@ -53,7 +53,7 @@ static void make_model(mixp_context *ctx) {
 /* Logits [rows, T, LETTERS] of the letter after each of ids[rows, T]. */
 static mixp_tensor *logits_of(mixp_context *ctx, const int32_t *ids, int64_t rows) {
     const int64_t shape[2] = { rows, T };
-    mixp_tensor  *x = mixp_embedding(ctx, model.wte, mixp_input(ctx, MIXP_I32, 2, shape, ids)), *h;
+    mixp_tensor  *x = mixp_embedding(ctx, model.wte, mixp_input_i32(ctx, 2, shape, ids)), *h;
     x = mixp_rms_norm(ctx, mixp_add(ctx, x, model.wpe), NULL, 1e-5f);
     h = mixp_linear(ctx, mixp_rms_norm(ctx, x, NULL, 1e-5f), model.qkv, NULL);
     x = mixp_add(ctx, x, mixp_linear(ctx, mixp_attention(ctx, h, HEADS, 1, 0), model.out, NULL));
@@ -72,7 +72,7 @@ static double train_step(mixp_context *ctx, mixp_dtype dtype, mixp_optimizer *op
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         MIXP_AUTOCAST(ctx, dtype)
-            loss = mixp_cross_entropy(ctx, logits_of(ctx, x, BATCH), mixp_input(ctx, MIXP_I32, 2, shape, y),
+            loss = mixp_cross_entropy(ctx, logits_of(ctx, x, BATCH), mixp_input_i32(ctx, 2, shape, y),
                                       MIXP_IGNORE);
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
         mixp_scaler_step(scaler, opt);

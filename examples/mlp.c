@@ -47,7 +47,7 @@ static mixp_tensor *mlp_forward(mixp_context *ctx, const mlp *m, mixp_tensor *x)
 static double accuracy(const mixp_tensor *logits, const int32_t *label) {
     float   z[2 * POINTS];
     int32_t right = 0;
-    if (!logits || mixp_read(logits, z, MIXP_F32, logits->count) != MIXP_OK) return 0;
+    if (!logits || mixp_read_f32(logits, z, logits->count) != MIXP_OK) return 0;
     for (int i = 0; i < logits->shape[0]; i++) right += (z[2 * i + 1] > z[2 * i]) == label[i];
     return 100.0 * right / (double)logits->shape[0];
 }
@@ -74,8 +74,8 @@ int main(void) {
     for (int step = 1; step <= STEPS; step++) {
         mixp_tensor *x, *y, *logits = NULL, *loss = NULL;
         mixp_step_begin(ctx);
-        x = mixp_input(ctx, MIXP_F32, 2, shape, xy);
-        y = mixp_input(ctx, MIXP_I32, 1, shape, label);
+        x = mixp_input_f32(ctx, 2, shape, xy);
+        y = mixp_input_i32(ctx, 1, shape, label);
         mixp_zero_grad(opt);                                /* opt.zero_grad()                   */
         MIXP_AUTOCAST(ctx, MIXP_F16) {                      /* with autocast(dtype=float16):     */
             logits = mlp_forward(ctx, &model, x);           /*   logits = model(x)               */

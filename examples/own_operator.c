@@ -112,10 +112,10 @@ static mixp_tensor *checked(mixp_context *ctx, void *user) {
 
 static mixp_tensor *loss_of(mixp_context *ctx, const float *x, const float *y) {
     int64_t   shape[2] = { BATCH, 1 };
-    mixp_tensor *h = mixp_input(ctx, MIXP_F32, 2, shape, x);
+    mixp_tensor *h = mixp_input_f32(ctx, 2, shape, x);
     h = snake(ctx, mixp_linear(ctx, h, weight[0], weight[1]), 2.0f);
     h = mixp_linear(ctx, h, weight[2], weight[3]);
-    return mixp_mse(ctx, h, mixp_input(ctx, MIXP_F32, 2, shape, y));
+    return mixp_mse(ctx, h, mixp_input_f32(ctx, 2, shape, y));
 }
 
 static double train(mixp_context *ctx, mixp_optimizer *opt) {

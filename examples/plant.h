@@ -22,9 +22,9 @@
  * failure. */
 static int plant_some(mixp_tensor *t, int64_t first, int64_t each, int64_t end, float value) {
     float *all = t ? (float *)malloc((size_t)t->count * sizeof *all) : NULL;
-    int    good = all && mixp_read(t, all, MIXP_F32, t->count) == MIXP_OK;
+    int    good = all && mixp_read_f32(t, all, t->count) == MIXP_OK;
     for (int64_t i = first; good && i < end; i += each) all[i] = value;
-    good = good && mixp_write(t, all, MIXP_F32, t->count) == MIXP_OK;
+    good = good && mixp_write_f32(t, all, t->count) == MIXP_OK;
     free(all);
     return good;
 }

@@ -101,7 +101,7 @@ static void run_free(run *r) {
 /* log p [n, ACTIONS] of the actions in n states. */
 static mixp_tensor *log_policy(run *r, const float *states, int64_t n) {
     const int64_t shape[2] = { n, STATE };
-    mixp_tensor  *h = mixp_linear(r->ctx, mixp_input(r->ctx, MIXP_F32, 2, shape, states), r->w1, r->b1);
+    mixp_tensor  *h = mixp_linear(r->ctx, mixp_input_f32(r->ctx, 2, shape, states), r->w1, r->b1);
     return mixp_log_softmax(r->ctx, mixp_linear(r->ctx, mixp_tanh(r->ctx, h), r->w2, NULL));
 }
 
@@ -170,10 +170,10 @@ static double mismatch(run *r) {
 static mixp_tensor *loss_of(run *r) {
     mixp_context *c = r->ctx;
     const int64_t n[2] = { r->rows, 1 };
-    mixp_tensor  *taken = mixp_input(c, MIXP_I32, 2, n, r->action);
+    mixp_tensor  *taken = mixp_input_i32(c, 2, n, r->action);
     mixp_tensor  *log_p = mixp_gather(c, log_policy(r, r->state[0], r->rows), 1, taken);
-    mixp_tensor  *ratio = r->ratio = mixp_exp(c, mixp_sub(c, log_p, mixp_input(c, MIXP_F32, 2, n, r->old)));
-    mixp_tensor  *a = mixp_input(c, MIXP_F32, 2, n, r->advantage);
+    mixp_tensor  *ratio = r->ratio = mixp_exp(c, mixp_sub(c, log_p, mixp_input_f32(c, 2, n, r->old)));
+    mixp_tensor  *a = mixp_input_f32(c, 2, n, r->advantage);
     mixp_tensor  *clipped = mixp_mul(c, mixp_clamp(c, ratio, 0.8f, 1.2f), a);
     return mixp_neg(c, mixp_mean(c, mixp_minimum(c, mixp_mul(c, ratio, a), clipped), MIXP_ALL, 0));
 }
@@ -181,7 +181,7 @@ static mixp_tensor *loss_of(run *r) {
 /* Notes the ratios of a step before its update. */
 static void compare_policies(run *r) {
     static float ratio[ROWS];
-    mixp_read(r->ratio, ratio, MIXP_F32, r->rows);
+    mixp_read_f32(r->ratio, ratio, r->rows);
     for (int n = 0; n < r->rows; n++) {
         if (!(ratio[n] >= r->least)) r->least = ratio[n];
         if (!(ratio[n] <= r->most)) r->most = ratio[n];

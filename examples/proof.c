@@ -60,19 +60,19 @@ static mixp_tensor *weight(model *m, const char *name, int64_t out, int64_t in, 
     mixp_tensor  *w = mixp_param(m->ctx, name, MIXP_F32, 2, shape);
     static float  values[MOST];
     for (int64_t i = 0; i < out * in; i++) values[i] = bound * (2.0f * uniform(m) - 1.0f);
-    mixp_write(w, values, MIXP_F32, out * in);
+    mixp_write_f32(w, values, out * in);
     mixp_optimizer_add(m->opt, w, NULL);
     return w;
 }
 
 static mixp_tensor *input(model *m, const batch *b, int64_t width) {
     const int64_t shape[2] = { BATCH, width };
-    return mixp_input(m->ctx, MIXP_F32, 2, shape, b->x);
+    return mixp_input_f32(m->ctx, 2, shape, b->x);
 }
 
 static mixp_tensor *entropy(model *m, mixp_tensor *logits, const batch *b) {
     const int64_t shape[1] = { BATCH };
-    return mixp_cross_entropy(m->ctx, logits, mixp_input(m->ctx, MIXP_I32, 1, shape, b->label), MIXP_IGNORE);
+    return mixp_cross_entropy(m->ctx, logits, mixp_input_i32(m->ctx, 1, shape, b->label), MIXP_IGNORE);
 }
 
 /* --- atmosphere: which of four corners has a source of pressure? ---------------------------------- */
@@ -148,10 +148,10 @@ static void year_next(model *m, batch *b) {
 
 static mixp_tensor *year_loss(model *m, const batch *b) {
     const int64_t hinges[2] = { 64, 1 }, offsets[2] = { 1, 64 }, target[2] = { BATCH, 1 };
-    mixp_tensor *h = mixp_linear(m->ctx, input(m, b, 1), mixp_input(m->ctx, MIXP_F32, 2, hinges, year_hinge), NULL);
-    h = mixp_relu(m->ctx, mixp_add(m->ctx, h, mixp_input(m->ctx, MIXP_F32, 2, offsets, year_offset)));
+    mixp_tensor *h = mixp_linear(m->ctx, input(m, b, 1), mixp_input_f32(m->ctx, 2, hinges, year_hinge), NULL);
+    h = mixp_relu(m->ctx, mixp_add(m->ctx, h, mixp_input_f32(m->ctx, 2, offsets, year_offset)));
     h = mixp_relu(m->ctx, mixp_linear(m->ctx, h, m->w[0], NULL));
-    return mixp_mse(m->ctx, mixp_linear(m->ctx, h, m->w[1], NULL), mixp_input(m->ctx, MIXP_F32, 2, target, b->y));
+    return mixp_mse(m->ctx, mixp_linear(m->ctx, h, m->w[1], NULL), mixp_input_f32(m->ctx, 2, target, b->y));
 }
 
 static const task tasks[] = {

@@ -48,9 +48,9 @@ static mixp_result qk_clip_scale(mixp_tensor *t, int64_t first, int64_t n, doubl
     if (first < 0 || n < 0 || first > count - n) return MIXP_ERR_SHAPE;
     all = (float *)malloc((size_t)count * sizeof *all);
     if (!all) return MIXP_ERR_MEMORY;
-    r = mixp_read(t, all, MIXP_F32, count);
+    r = mixp_read_f32(t, all, count);
     for (int64_t i = first; i < first + n && r == MIXP_OK; i++) all[i] = (float)((double)all[i] * by);
-    if (r == MIXP_OK) r = mixp_write(t, all, MIXP_F32, count);
+    if (r == MIXP_OK) r = mixp_write_f32(t, all, count);
     free(all);
     return r;
 }

@@ -77,7 +77,7 @@ static mixp_tensor *residual(net *n, const block *b, mixp_tensor *x, int trainin
 static mixp_tensor *logits(net *n, const float *pixels, int training) {
     const int64_t   shape[4] = { BATCH, 1, SIZE, SIZE }, flat[2] = { BATCH, WIDTH };
     const conv_desc same = { { 0, 0 }, { 1, 1 }, { 0, 0 }, 0, { 0, 0 } };
-    mixp_tensor *h = mixp_relu(n->ctx, conv2d(n->ctx, mixp_input(n->ctx, MIXP_F32, 4, shape, pixels), n->stem, NULL, &same));
+    mixp_tensor *h = mixp_relu(n->ctx, conv2d(n->ctx, mixp_input_f32(n->ctx, 4, shape, pixels), n->stem, NULL, &same));
     for (int i = 0; i < 2; i++) h = residual(n, &n->blocks[i], h, training);
     return mixp_linear(n->ctx, mixp_reshape(n->ctx, avg_pool2d(n->ctx, h, SIZE / 4, 0, 0), 2, flat), n->head, NULL);
 }
@@ -113,7 +113,7 @@ static double right(net *n) {
     for (int round = 0; round < 8; round++) {
         next_batch();
         mixp_eval_begin(n->ctx);
-        MIXP_NO_GRAD(n->ctx) { mixp_read(logits(n, images, 0), out, MIXP_F32, BATCH * CLASSES); }
+        MIXP_NO_GRAD(n->ctx) { mixp_read_f32(logits(n, images, 0), out, BATCH * CLASSES); }
         for (int i = 0; i < BATCH; i++) {
             int best = 0;
             for (int k = 1; k < CLASSES; k++)
@@ -145,7 +145,7 @@ static double train(mixp_dtype dtype, double *share) {
             mixp_step_begin(n.ctx);
             mixp_zero_grad(opt);
             MIXP_AUTOCAST(n.ctx, dtype) {
-                loss = mixp_cross_entropy(n.ctx, logits(&n, images, 1), mixp_input(n.ctx, MIXP_I32, 1, rows, kinds), MIXP_IGNORE);
+                loss = mixp_cross_entropy(n.ctx, logits(&n, images, 1), mixp_input_i32(n.ctx, 1, rows, kinds), MIXP_IGNORE);
             }
             mixp_backward(n.ctx, mixp_scaler_scale(scaler, loss));
             mixp_scaler_step(scaler, opt);

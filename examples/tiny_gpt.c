@@ -139,7 +139,7 @@ static mixp_tensor *block_forward(mixp_context *ctx, const block *b, mixp_tensor
 /* Logits [rows, T, vocab] of the token after each of ids[rows, T]. */
 static mixp_tensor *logits_of(mixp_context *ctx, const int32_t *ids, int64_t rows) {
     const int64_t shape[2] = { rows, T };
-    mixp_tensor  *x = mixp_embedding(ctx, model.tokens, mixp_input(ctx, MIXP_I32, 2, shape, ids));
+    mixp_tensor  *x = mixp_embedding(ctx, model.tokens, mixp_input_i32(ctx, 2, shape, ids));
     x = mixp_add(ctx, x, model.positions);
     for (int i = 0; i < LAYERS; i++) x = block_forward(ctx, &model.blocks[i], x);
     return mixp_linear(ctx, norm(ctx, x, model.norm), model.tokens, NULL);
@@ -148,7 +148,7 @@ static mixp_tensor *logits_of(mixp_context *ctx, const int32_t *ids, int64_t row
 static mixp_tensor *loss_of(mixp_context *ctx, const int32_t *x, const int32_t *y) {
     const int64_t shape[2] = { BATCH, T };
     mixp_tensor  *logits = logits_of(ctx, x, BATCH);
-    return mixp_cross_entropy(ctx, logits, mixp_input(ctx, MIXP_I32, 2, shape, y), MIXP_IGNORE);
+    return mixp_cross_entropy(ctx, logits, mixp_input_i32(ctx, 2, shape, y), MIXP_IGNORE);
 }
 
 /* ---- Loop ------------------------------------------------------------------------------ */
@@ -271,7 +271,7 @@ static void sample(mixp_context *ctx, mixp_dtype dtype) {
         int32_t next;
         mixp_eval_begin(ctx);
         MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, dtype)
-            mixp_read(logits_of(ctx, ids, 1), logits, MIXP_F32, T * text.vocab);
+            mixp_read_f32(logits_of(ctx, ids, 1), logits, T * text.vocab);
         next = draw(logits + (n - 1) * text.vocab, random);
         write_byte(text.byte_of[next]);
         if (n == T) memmove(ids, ids + 1, (T - 1) * sizeof *ids);

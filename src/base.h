@@ -71,6 +71,12 @@
 #else
 #  define MIXPREC_HD static inline
 #endif
+/* Marks an inline function that only the host calls. */
+#ifdef __CUDACC__
+#  define MIXPI_HOST static inline
+#else
+#  define MIXPI_HOST MIXPREC_HD
+#endif
 
 /* Marks a MIXPREC_HD function that runs a few times a step: the host compiler optimises it for
  * size. */

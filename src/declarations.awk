@@ -15,7 +15,11 @@ function braces(line,    opened, closed) {
 }
 
 # One declaration or definition of depth 0.
-function statement(text) {
+function statement(text,    end) {
+    while ((end = match(text, /\} *MIXPREC_INLINE /)) > 0) {    # several of one macro
+        statement(substr(text, 1, end))
+        text = substr(text, end + 1)
+    }
     gsub(/[ \t]+/, " ", text)
     sub(/^ /, "", text)
     if (text ~ /^MIXPREC_INLINE /) {

@@ -259,8 +259,12 @@
  *       scaler or with a constant scale              from step to step
  *     a weight is written without                  under autocast nothing changes; a low weight
  *       mixp_tensor_touch                            with a master has its old value after a step
- *     host data has another dtype than you         mixp_read returns other numbers than your data
- *       passed
+ *     host data has another dtype than you         mixp_read returns other numbers than your data;
+ *       passed: mixp_input_f32 and its relatives     not seen if only mixp_input reads them
+ *       let the compiler see it
+ *     a view has another dtype than its memory,    training goes on, but weights and losses differ
+ *       such as doubles under MIXP_F32: use          from the same program with arrays of float
+ *       mixp_view_f32, mixp_view_f64 ...
  *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0
  *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
  *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time

@@ -544,6 +544,33 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
                                   int64_t count);
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
                                    int64_t count);
+/* The same calls for memory whose type says its dtype: mixp_view_f32(ctx, name, rank, shape, data),
+ * mixp_input_i32(ctx, rank, shape, host_data), mixp_input_view_bf16, mixp_read_f64(t, host, count),
+ * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a compiler of C
+ * warns of a pointer to another type (gcc 14: an error), and a compiler of C++ refuses it. */
+#define MIXPI_TYPED(type, element, dtype) \
+    MIXPI_HOST mixp_tensor *mixp_view_##type(mixp_context *ctx, const char *name, int rank, \
+        const int64_t *shape, element *data) \
+    { return mixp_view(ctx, name, dtype, rank, shape, data); } \
+    MIXPI_HOST mixp_tensor *mixp_input_##type(mixp_context *ctx, int rank, const int64_t *shape, \
+        const element *host_data) \
+    { return mixp_input(ctx, dtype, rank, shape, host_data); } \
+    MIXPI_HOST mixp_tensor *mixp_input_view_##type(mixp_context *ctx, int rank, \
+        const int64_t *shape, element *data) \
+    { return mixp_input_view(ctx, dtype, rank, shape, data); } \
+    MIXPI_HOST mixp_result mixp_read_##type(const mixp_tensor *t, element *host, int64_t count) \
+    { return mixp_read(t, host, dtype, count); } \
+    MIXPI_HOST mixp_result mixp_write_##type(mixp_tensor *t, const element *host, int64_t count) \
+    { return mixp_write(t, host, dtype, count); }
+MIXPI_TYPED(f32, float, MIXP_F32)
+MIXPI_TYPED(f64, double, MIXP_F64)
+MIXPI_TYPED(f16, mixp_f16, MIXP_F16)
+MIXPI_TYPED(bf16, mixp_bf16, MIXP_BF16)
+MIXPI_TYPED(i32, int32_t, MIXP_I32)
+MIXPI_TYPED(i64, int64_t, MIXP_I64)
+MIXPI_TYPED(u8, uint8_t, MIXP_U8)
+#undef MIXPI_TYPED
+
 /* Copies all elements of `from` to `to` on the device, without a gradient. The dtypes may differ;
  * the counts must be equal. Use mixp_copy to carry a state from one step to the next: `to` is then
  * a buffer (see BUFFERS). Copy after mixp_backward if mixp_backward reads `to`. Returns at once;

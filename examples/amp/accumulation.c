@@ -24,8 +24,8 @@ int main(void) {
         for (int i = 0; i < ROWS; i++) y[i] = 2.0f * x[i * IN] - x[i * IN + 3];
         mixp_step_begin(ctx);                                        /* each batch has own activations   */
         MIXP_AUTOCAST(ctx, MIXP_F16) {
-            mixp_tensor *out = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, sx, x), w, NULL);
-            loss = mixp_mse(ctx, out, mixp_input(ctx, MIXP_F32, 2, sy, y));
+            mixp_tensor *out = mixp_linear(ctx, mixp_input_f32(ctx, 2, sx, x), w, NULL);
+            loss = mixp_mse(ctx, out, mixp_input_f32(ctx, 2, sy, y));
         }
         loss = mixp_scale(ctx, loss, 1.0f / ACCUMULATE);             /* loss = loss / iters_to_accumulate */
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));         /* adds to the scaled gradients     */
@@ -37,7 +37,7 @@ int main(void) {
         if (mixp_context_error(ctx, &why)) { fprintf(stderr, "%s\n", why); return 1; }
     }
     float got[IN];
-    mixp_read(w, got, MIXP_F32, IN);
+    mixp_read_f32(w, got, IN);
     printf("%d updates, w = %.1f ... %.1f\n", (int)mixp_optimizer_applied(opt), (double)got[0], (double)got[IN - 1]);
     mixp_context_free(ctx);
     return 0;

@@ -24,16 +24,16 @@ int main(void) {
     mixp_step_begin(ctx);
     mixp_zero_grad(opt);
     MIXP_AUTOCAST(ctx, MIXP_F16) {
-        mixp_tensor *out = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), w, NULL);
-        loss = mixp_mse(ctx, out, mixp_input(ctx, MIXP_F32, 2, one, &target));   /* slope: 0.5 x */
+        mixp_tensor *out = mixp_linear(ctx, mixp_input_f32(ctx, 2, shape, x), w, NULL);
+        loss = mixp_mse(ctx, out, mixp_input_f32(ctx, 2, one, &target));   /* slope: 0.5 x */
     }
     mixp_backward(ctx, mixp_scaler_scale(scaler, loss));             /* scaler.scale(loss).backward()    */
     mixp_scaler_unscale(scaler, opt);                                /* scaler.unscale_(optimizer)       */
     mixp_clip_grad_norm(opt, 1.0);                                   /* clip_grad_norm_(params, 1.0)     */
-    mixp_read(w->grad, g, MIXP_F32, N);
+    mixp_read_f32(w->grad, g, N);
     mixp_scaler_step(scaler, opt);                                   /* does not unscale again           */
     mixp_scaler_update(scaler);
-    mixp_read(w, v, MIXP_F32, N);
+    mixp_read_f32(w, v, N);
     if (mixp_context_error(ctx, &why)) { fprintf(stderr, "%s\n", why); return 1; }
     printf("norm %.1f before, gradient %.2f %.2f after, w %.2f %.2f\n", mixp_scaler_verdict(scaler).grad_norm,
            (double)g[0], (double)g[1], (double)v[0], (double)v[1]);

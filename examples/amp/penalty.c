@@ -33,8 +33,8 @@ int main(void) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);                                         /* optimizer.zero_grad()            */
         MIXP_AUTOCAST(ctx, MIXP_F16) {                               /* with autocast(dtype=float16):    */
-            h = mixp_tanh(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, sx, x), w[0], NULL));
-            loss = mixp_mse(ctx, mixp_linear(ctx, h, w[1], NULL), mixp_input(ctx, MIXP_F32, 2, sy, y));
+            h = mixp_tanh(ctx, mixp_linear(ctx, mixp_input_f32(ctx, 2, sx, x), w[0], NULL));
+            loss = mixp_mse(ctx, mixp_linear(ctx, h, w[1], NULL), mixp_input_f32(ctx, 2, sy, y));
         }
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));         /* autograd.grad(scaler.scale(loss) */
         MIXP_NO_GRAD(ctx) {                                          /*               , parameters)      */

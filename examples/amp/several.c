@@ -29,7 +29,7 @@ int main(void) {
         mixp_zero_grad(optimizer0);
         mixp_zero_grad(optimizer1);
         MIXP_AUTOCAST(ctx, MIXP_F16) {
-            mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, sx, x), *target = mixp_input(ctx, MIXP_F32, 2, sx, y);
+            mixp_tensor *in = mixp_input_f32(ctx, 2, sx, x), *target = mixp_input_f32(ctx, 2, sx, y);
             mixp_tensor *out0 = mixp_linear(ctx, in, w0, NULL), *out1 = mixp_linear(ctx, in, w1, NULL);
             loss0 = mixp_mse(ctx, mixp_add(ctx, mixp_scale(ctx, out0, 2), mixp_scale(ctx, out1, 3)), target);
             loss1 = mixp_mse(ctx, mixp_sub(ctx, mixp_scale(ctx, out0, 3), mixp_scale(ctx, out1, 5)), target);

@@ -26,8 +26,8 @@ int main(void) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);                                         /* optimizer.zero_grad()            */
         MIXP_AUTOCAST(ctx, MIXP_F16) {                               /* with autocast(dtype=float16):    */
-            mixp_tensor *out = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, sx, x), w, NULL);
-            loss = mixp_mse(ctx, out, mixp_input(ctx, MIXP_F32, 2, sy, y));
+            mixp_tensor *out = mixp_linear(ctx, mixp_input_f32(ctx, 2, sx, x), w, NULL);
+            loss = mixp_mse(ctx, out, mixp_input_f32(ctx, 2, sy, y));
         }
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));         /* scaler.scale(loss).backward()    */
         mixp_scaler_step(scaler, opt);                               /* scaler.step(optimizer)           */
@@ -35,7 +35,7 @@ int main(void) {
         if (mixp_context_error(ctx, &why)) { fprintf(stderr, "%s\n", why); return 1; }
     }
     float got[IN];
-    mixp_read(w, got, MIXP_F32, IN);
+    mixp_read_f32(w, got, IN);
     printf("w = %.2f %.2f %.2f %.2f\n", (double)got[0], fabs((double)got[1]), fabs((double)got[2]), (double)got[3]);
     mixp_context_free(ctx);
     return 0;

@@ -162,7 +162,7 @@ static void gpt2_load(const gpt2_file *f, mixp_tensor *t, const char **wrong) {
         from = values + t->count;
         turn(from, values, t->shape[1], t->shape[0]);
     }
-    mixp_write(t, from, MIXP_F32, t->count);
+    mixp_write_f32(t, from, t->count);
     free(values);
 }
 
@@ -219,7 +219,7 @@ static void gpt2_put(gpt2_writer *w, const mixp_tensor *t) {
     float *to = w->values;
     int    turned = is_linear(t);
     int64_t rows = t->shape[0], cols = t->rank == 2 ? t->shape[1] : 0;
-    mixp_read(t, turned ? w->spare : to, MIXP_F32, t->count);
+    mixp_read_f32(t, turned ? w->spare : to, t->count);
     if (turned) turn(to, w->spare, rows, cols);
     gpt2_entry(w, t->name, turned ? cols : rows, turned ? rows : cols);
 }

@@ -304,7 +304,7 @@ static mixp_tensor *load(mixp_dtype dtype, int64_t rows, int64_t cols, const cha
     }
     values = (float *)rows_memory(NULL, (size_t)t->count, sizeof *values);
     read_values(t, values);
-    mixp_write(t, values, MIXP_F32, t->count);
+    mixp_write_f32(t, values, t->count);
     free(values);
     return t;
 }
@@ -414,8 +414,8 @@ static void add_adapters(const layer *l, float *w) {
     int64_t rows = l->w->shape[0], cols = l->w->shape[1];
     float  *a = (float *)rows_memory(NULL, (size_t)(m.rank * (rows + cols) + cols), sizeof *a), *b = a + m.rank * cols,
           *sum = b + m.rank * rows;
-    mixp_read(l->a, a, MIXP_F32, l->a->count);
-    mixp_read(l->b, b, MIXP_F32, l->b->count);
+    mixp_read_f32(l->a, a, l->a->count);
+    mixp_read_f32(l->b, b, l->b->count);
     for (int64_t i = 0; i < rows; i++) {
         memset(sum, 0, (size_t)cols * sizeof *sum);
         for (int64_t r = 0; r < m.rank; r++)
@@ -428,7 +428,7 @@ static void add_adapters(const layer *l, float *w) {
 /* What a file of all weights holds of a parameter, in f32: trained values; or the values of the model's own file, which
  * may have been stored in bf16 for the training, with the adapters' sum. Returns 1. */
 static int final_values(const mixp_tensor *t, float *to) {
-    if (!m.rank) return mixp_read(t, to, MIXP_F32, t->count) == MIXP_OK;
+    if (!m.rank) return mixp_read_f32(t, to, t->count) == MIXP_OK;
     read_values(t, to);
     for (int64_t i = 0; i < cfg.layers * LINEARS; i++)
         if (layer_at(i)->w == t && layer_at(i)->a) add_adapters(layer_at(i), to);

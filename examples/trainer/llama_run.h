@@ -31,9 +31,9 @@ static mixp_ranks_desc join_ranks(int *argc, char ***argv) {
 static void share_losses(float *losses, int64_t n) {
     mixp_tensor *all;
     if (ranks_of_run() == 1) return;
-    all = mixp_input(m.ctx, MIXP_F32, 1, &n, losses);
+    all = mixp_input_f32(m.ctx, 1, &n, losses);
     mixp_ranks_sum(all);
-    if (all) mixp_read(all, losses, MIXP_F32, n);
+    if (all) mixp_read_f32(all, losses, n);
 }
 
 /* Ranks that share optimizer states save together, so they also stop together: at a line of the log. */
@@ -41,7 +41,7 @@ static int stopped_together;
 static void hear_of_signals(void) {
     float        signal_here = stop_signal ? 1 : 0;
     int64_t      one = 1;
-    mixp_tensor *all = mixp_input(m.ctx, MIXP_F32, 1, &one, &signal_here);
+    mixp_tensor *all = mixp_input_f32(m.ctx, 1, &one, &signal_here);
     mixp_ranks_max(all);
     stopped_together = mixp_item(all) > 0;
     if (stopped_together && !stop_signal) stop_signal = SIGTERM;
@@ -94,7 +94,7 @@ static double mean_loss(void) {
     float  *table = (float *)rows_memory(NULL, (size_t)(all + n), sizeof *table), *mine = table + all;
     double  sum = 0;
     if (losses.on_device) {
-        mixp_read(losses.on_device, mine, MIXP_F32, n);
+        mixp_read_f32(losses.on_device, mine, n);
         mixp_fill(losses.on_device, 0);
         for (int64_t i = 0; i < n; i++) losses.sums[i * ranks_of_run() + m.ranks.rank] = (double)mine[i];
     }

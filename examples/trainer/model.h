@@ -202,8 +202,8 @@ static mixp_tensor *with_past(const gpt *m, float *kept, mixp_tensor *x) {
     if (!x) return NULL;
     shape[1] += x->shape[1];
     kept += c->layer * c->room * c->width;
-    mixp_read(x, kept + c->past * c->width, MIXP_F32, x->count);
-    return mixp_input(m->ctx, MIXP_F32, 3, shape, kept);
+    mixp_read_f32(x, kept + c->past * c->width, x->count);
+    return mixp_input_f32(m->ctx, 3, shape, kept);
 }
 
 /* For sampling: queries of the new tokens only. */

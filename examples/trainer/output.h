@@ -266,8 +266,8 @@ static void print_fallen(const trainer *t) {
 static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
     trainer     *t = (trainer *)user;
     int64_t      shape[2] = {t->c.batch, t->c.block};
-    mixp_tensor *x = mixp_input(ctx, MIXP_I32, 2, shape, t->x);
-    mixp_tensor *y = mixp_input(ctx, MIXP_I32, 2, shape, t->y);
+    mixp_tensor *x = mixp_input_i32(ctx, 2, shape, t->x);
+    mixp_tensor *y = mixp_input_i32(ctx, 2, shape, t->y);
     return mixp_cross_entropy(ctx, gpt_logits(&t->model, x, 0, 0), y, MIXP_IGNORE);
 }
 

@@ -13,9 +13,9 @@ static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *l
     mixp_eval_begin(t->ctx);
     MIXP_NO_GRAD(t->ctx) {
         MIXP_AUTOCAST(t->ctx, t->dtype) {
-            y = gpt_logits(&t->model, mixp_input(t->ctx, MIXP_I32, 2, shape, ids), 0, 1);
+            y = gpt_logits(&t->model, mixp_input_i32(t->ctx, 2, shape, ids), 0, 1);
         }
-        if (y) mixp_read(y, logits, MIXP_F32, y->count);
+        if (y) mixp_read_f32(y, logits, y->count);
     }
     check(t, "sampling");
 }

@@ -89,7 +89,7 @@ static mixp_tensor *gpt_hidden(const gpt *m, mixp_tensor *ids, int training, int
     int64_t       rows[2] = {length, m->tokens->shape[1]};
     mixp_tensor  *x = mixp_embedding(ctx, m->tokens, ids), *h, *at;
     if (m->positions) {
-        at = mixp_input(ctx, MIXP_I32, 1, &length, m->ramp + (m->cache ? m->cache->past : 0));
+        at = mixp_input_i32(ctx, 1, &length, m->ramp + (m->cache ? m->cache->past : 0));
         x = mixp_add(ctx, x, mixp_embedding(ctx, m->positions, at));
     }
     x = mixp_dropout(ctx, x, m->dropout, training);
@@ -101,7 +101,7 @@ static mixp_tensor *gpt_hidden(const gpt *m, mixp_tensor *ids, int training, int
     }
     if (!last) return h;
     /* picks a row of h, as an embedding picks a row of a table */
-    at = mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]);
+    at = mixp_input_i32(ctx, 1, &one, &m->ramp[length - 1]);
     return mixp_embedding(ctx, mixp_reshape(ctx, h, 2, rows), at);
 }
 
@@ -349,8 +349,8 @@ static mixp_tensor *batch_loss(trainer *t, float share, mixp_tensor **scaled) {
     mixp_context *ctx = t->ctx;
     int64_t       shape[2] = {t->c.batch, t->c.block};
     mixp_tensor  *loss = NULL, *x, *y, *h;
-    x = mixp_input(ctx, MIXP_I32, 2, shape, t->x);
-    y = mixp_input(ctx, MIXP_I32, 2, shape, t->y);
+    x = mixp_input_i32(ctx, 2, shape, t->x);
+    y = mixp_input_i32(ctx, 2, shape, t->y);
     MIXP_AUTOCAST(ctx, t->dtype) {
         h = gpt_hidden(&t->model, x, scaled != NULL, 0);
         if (has_chunks(t)) {
@@ -407,9 +407,9 @@ static void replay_batch(trainer *t, int64_t i) {
 static void share_losses(trainer *t, float *losses, int64_t n) {
     mixp_tensor *all;
     if (ranks_of(t) == 1) return;
-    all = mixp_input(t->ctx, MIXP_F32, 1, &n, losses);
+    all = mixp_input_f32(t->ctx, 1, &n, losses);
     mixp_ranks_sum(all);
-    if (all) mixp_read(all, losses, MIXP_F32, n);
+    if (all) mixp_read_f32(all, losses, n);
 }
 
 /* Sums the n losses of all ranks in the order of batches, with the bits of a run on one rank. */
@@ -510,7 +510,7 @@ static void note_step(trainer *t, double began, double loss) {
 static void hear_of_signals(trainer *t) {
     float        signal_here = stop_signal ? 1 : 0;
     int64_t      one = 1;
-    mixp_tensor *all = mixp_input(t->ctx, MIXP_F32, 1, &one, &signal_here);
+    mixp_tensor *all = mixp_input_f32(t->ctx, 1, &one, &signal_here);
     mixp_ranks_max(all);
     t->stopped = mixp_item(all) > 0;
     if (t->stopped && !stop_signal) stop_signal = SIGTERM;      /* rank 0 reports the signal */

@@ -75,7 +75,7 @@ static mixp_tensor *mlp(mixp_context *c, mixp_tensor *x) {
 static mixp_tensor *logits_of(const int32_t *ids, int64_t rows) {
     const int64_t shape[2] = { rows, T };
     mixp_context *c = page.ctx;
-    mixp_tensor  *x = mixp_embedding(c, page.wte, mixp_input(c, MIXP_I32, 2, shape, ids)), *h;
+    mixp_tensor  *x = mixp_embedding(c, page.wte, mixp_input_i32(c, 2, shape, ids)), *h;
     x = mixp_rms_norm(c, mixp_add(c, x, page.wpe), NULL, 1e-5f);
     h = mixp_attention(c, mixp_linear(c, mixp_rms_norm(c, x, NULL, 1e-5f), page.qkv, NULL), HEADS, 1, 0);
     x = mixp_add(c, x, mixp_linear(c, h, page.out, NULL));
@@ -112,7 +112,7 @@ EXPORT(page_step) int page_step(void) {
         mixp_step_begin(page.ctx);
         mixp_zero_grad(page.opt);
         MIXP_AUTOCAST(page.ctx, MIXP_F16)
-            loss = mixp_cross_entropy(page.ctx, logits_of(x, BATCH), mixp_input(page.ctx, MIXP_I32, 2, shape, y),
+            loss = mixp_cross_entropy(page.ctx, logits_of(x, BATCH), mixp_input_i32(page.ctx, 2, shape, y),
                                       MIXP_IGNORE);
         mixp_backward(page.ctx, mixp_scaler_scale(page.scaler, loss));
         mixp_scaler_step(page.scaler, page.opt);
@@ -159,7 +159,7 @@ EXPORT(page_names) const char *page_names(void) {
     for (int t = 0; t + 1 < T; t++) {
         mixp_step_begin(page.ctx);
         MIXP_NO_GRAD(page.ctx) MIXP_AUTOCAST(page.ctx, MIXP_F16)
-            mixp_read(logits_of(ids, INVENTED), out, MIXP_F32, INVENTED * T * LETTERS);
+            mixp_read_f32(logits_of(ids, INVENTED), out, INVENTED * T * LETTERS);
         for (int i = 0; i < INVENTED; i++)
             if (t == 0 || ids[i * T + t] != END) ids[i * T + t + 1] = draw(out[i][t]);
     }
