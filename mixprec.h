@@ -10025,8 +10025,12 @@ static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
-/* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
-typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+/* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. masked: does a mask change
+ * scores of this block? */
+typedef struct mixpi_some_scores {
+    int64_t head, query, key, n;
+    int     masked;
+} mixpi_some_scores;
 
 /* A block of queries, to which blocks of keys are added one after another. */
 typedef struct mixpi_met_queries {
@@ -10036,14 +10040,113 @@ typedef struct mixpi_met_queries {
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
 } mixpi_met_queries;
 
-/* Does a cap, a mask or dropout change the scores or the probabilities? */
+/* Does a cap or dropout change the scores or the probabilities? */
 static int mixpi_attention_modifies(const mixp_attention_args *k) {
-    return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
+    return k->softcap > 0.0f || k->dropout > 0.0f;
 }
 
 /* Is y of a row with this sum of weights rounded stochastically? */
 static int mixpi_rounds_stochastically(const mixp_attention_args *k, float sum) {
     return k->y.dtype != MIXP_F32 && !k->y.accumulate && mixpi_top_repeats(sum);
+}
+
+/* --- what a mask does to a block of scores --- */
+
+enum {
+    MIXPI_MASK_ADDS,            /* any numbers                                             */
+    MIXPI_MASK_SHOWS,           /* only 0: the mask need not be read again                 */
+    MIXPI_MASK_HIDES            /* only -Inf: the scores need not be computed              */
+};
+
+/* A mask that several heads share is looked at once a call. */
+typedef struct mixpi_masks {
+    const mixp_attention_args *k;
+    const mixpi_heads *h;
+    int64_t  down, across;      /* blocks of queries and of keys                           */
+    int64_t  many;              /* masks that several heads share                          */
+    uint8_t *kinds;             /* MIXPI_MASK_ADDS, ... for each of their blocks           */
+} mixpi_masks;
+
+static mixpi_masks mixpi_masks_of(const mixp_attention_args *k, const mixpi_heads *h) {
+    mixpi_masks m;
+    m.k = k;
+    m.h = h;
+    m.down = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    m.across = mixpi_ceil_div(h->keys, MIXPI_KEYS);
+    m.many = (k->mask_at.sequence ? k->b : 1) * (k->mask_at.head ? k->heads : 1);
+    m.kinds = NULL;
+    if (!k->mask.data || m.many == k->b * k->heads) m.many = 0;
+    return m;
+}
+
+/* What `rows` rows of a mask do, which begin `ld` numbers apart. Whole words are compared: 0 and -0
+ * differ only in the sign. */
+static int mixpi_mask_rows_do(mixp_in mask, int64_t ld, int64_t rows, int64_t n) {
+    const size_t size = mixp_dtype_size(mask.dtype), bytes = (size_t)n * size;
+    const char *row = (const char *)mask.data;
+    uint64_t lowest = 0xFF800000FF800000u, sign = 0x8000000080000000u, not_zero = 0, not_lowest = 0;
+    if (size == 2) sign = 0x8000800080008000u;
+    if (mask.dtype == MIXP_BF16) lowest = 0xFF80FF80FF80FF80u;
+    if (mask.dtype == MIXP_F16) lowest = 0xFC00FC00FC00FC00u;
+    for (; rows > 0 && !(not_zero && not_lowest); rows--, row += (size_t)ld * size) {
+        uint64_t word, zeros = 0, lows = lowest;
+        size_t i;
+        for (i = 0; i + 8 <= bytes; i += 8) {
+            memcpy(&word, row + i, 8);
+            not_zero |= word & ~sign;
+            not_lowest |= word ^ lowest;
+        }
+
+        /* The end of a row, filled up with what is sought. */
+        memcpy(&zeros, row + i, bytes - i);
+        memcpy(&lows, row + i, bytes - i);
+        not_zero |= zeros & ~sign;
+        not_lowest |= lows ^ lowest;
+    }
+    if (!not_zero) return MIXPI_MASK_SHOWS;
+    return not_lowest ? MIXPI_MASK_ADDS : MIXPI_MASK_HIDES;
+}
+
+/* Looks at the mask between `rows` queries and at.n keys. */
+static int mixpi_mask_look(const mixpi_masks *m, mixpi_some_scores at, int64_t rows) {
+    const mixp_attention_args *k = m->k;
+    const mixpi_head head = mixpi_head_at(&k->mask_at, m->h, at.head);
+    const int64_t first = head.first + at.query * head.ld + at.key * k->mask_key;
+    return mixpi_mask_rows_do(
+        mixpi_in_at(k->mask, first), head.ld, head.ld ? rows : 1, k->mask_key ? at.n : 1);
+}
+
+/* A task: a block of queries of a mask that several heads share. */
+static void mixpi_masks_task(void *arg, int64_t index, int worker) {
+    const mixpi_masks *m = (const mixpi_masks *)arg;
+    const int64_t mask = index / m->down;
+    mixpi_some_scores at;
+    (void)worker;
+    at.head = m->k->mask_at.head ? mask : mask * m->h->heads;
+    at.query = index % m->down * MIXPI_QUERIES;
+    for (int64_t block = 0; block < m->across; block++) {
+        const int64_t rows = mixpi_min(MIXPI_QUERIES, m->h->t - at.query);
+        at.key = block * MIXPI_KEYS;
+        at.n = mixpi_min(MIXPI_KEYS, m->h->keys - at.key);
+        m->kinds[index * m->across + block] = (uint8_t)mixpi_mask_look(m, at, rows);
+    }
+}
+
+/* What the mask does between a block of `rows` queries and at.n keys of a block. */
+static int mixpi_mask_does(const mixpi_masks *m, mixpi_some_scores at, int64_t rows) {
+    const mixp_attention_args *k = m->k;
+    int64_t mask = at.head;
+    int kind;
+    if (!k->mask.data) return MIXPI_MASK_SHOWS;
+    if (!m->many) return mixpi_mask_look(m, at, rows);
+    if (!k->mask_at.head) mask /= k->heads;
+    if (!k->mask_at.sequence) mask %= k->mask_at.head ? k->heads : 1;
+    mask = mask * m->down + at.query / MIXPI_QUERIES;
+    kind = m->kinds[mask * m->across + at.key / MIXPI_KEYS];
+
+    /* If not all keys of the block count, those that do may be hidden. */
+    if (kind != MIXPI_MASK_ADDS || at.n == mixpi_min(MIXPI_KEYS, k->keys - at.key)) return kind;
+    return mixpi_mask_look(m, at, rows);
 }
 
 /* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
@@ -10077,6 +10180,7 @@ static mixpi_drops mixpi_drops_of(const mixp_attention_args *k) {
 typedef struct mixpi_attention_job {
     const mixp_attention_args *k;
     mixpi_heads  heads;
+    mixpi_masks  masks;
     mixpi_drops  drops;
     int64_t      chunks;        /* tasks per head                                          */
     mixpi_slices slices;
@@ -10107,6 +10211,7 @@ static int64_t mixpi_attention_carve(
 typedef struct mixpi_attention_grad_job {
     const mixp_attention_backward_args *k;
     mixpi_heads  heads;
+    mixpi_masks  masks;
     mixpi_drops  drops;
     mixpi_slices slices;
 } mixpi_attention_grad_job;
@@ -10170,7 +10275,8 @@ typedef struct mixpi_tiled_room {
     uint16_t *q, *p;            /* transposed: a block of queries; their weights, in 2 parts */
     uint16_t *weights;          /* weights, before they are transposed                     */
     float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
-    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap, mask or dropout  */
+    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap or dropout; a mask */
+    float *mask;                /* the same as scores: a mask                              */
     float *factors;             /* a vector for each query: the factor of its old sums     */
     float *sums;                /* d rounded up to 32 by MIXPI_QUERIES: results            */
     float *o;                   /* the same, by rows                                       */
@@ -10190,6 +10296,7 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     room->weights = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
     room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->rows_of_scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->mask = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->factors = mixpi_carve(&c, MIXPI_QUERIES * 16);
     room->sums = mixpi_carve(&c, mixpi_tiled_sums(h));
     room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
@@ -10271,6 +10378,21 @@ static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes)
     return scores * 2 * k->d / lanes + scores;
 }
 
+/* mixpi_run_sliced, after a look at masks that several heads share. */
+static mixp_result mixpi_run_attention(const mixp_exec *x, int64_t tasks, int64_t work,
+    mixp_task task, void *job, mixpi_slices *slices, mixpi_masks *masks) {
+    const int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1;
+    const int64_t rows = masks->many * masks->down;
+    const size_t bytes = (size_t)(slices->floats * workers) * sizeof(float);
+    char *memory = (char *)mixpi_scratch(x, bytes + (size_t)(rows * masks->across));
+    if (!memory) return MIXP_ERR_MEMORY;
+    slices->first = (float *)(void *)memory;
+    masks->kinds = (uint8_t *)memory + bytes;
+    mixpi_parallel(x, rows, rows * masks->h->keys * 4, mixpi_masks_task, masks);
+    mixpi_parallel(x, tasks, work, task, job);
+    return MIXP_OK;
+}
+
 static mixp_result mixpi_cpu_attention(
     const mixp_exec *x, const mixp_attention_args *k, const mixpi_attention_set *set) {
     int64_t many = k->b * k->heads;
@@ -10284,6 +10406,7 @@ static mixp_result mixpi_cpu_attention(
     job.k = k;
     job.heads = mixpi_heads_of(k, mixpi_pairs_for(set->have, k->q, k->k));
     mixpi_heads_take_tiles(&job.heads, set, k, k->q);
+    job.masks = mixpi_masks_of(k, &job.heads);
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
 
@@ -10294,7 +10417,8 @@ static mixp_result mixpi_cpu_attention(
             mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
 
     job.slices.floats = mixpi_attention_floats(&job.heads);
-    return mixpi_run_sliced(x, many * job.chunks, work, set->forward, &job, &job.slices);
+    return mixpi_run_attention(
+        x, many * job.chunks, work, set->forward, &job, &job.slices, &job.masks);
 }
 
 static mixp_result mixpi_cpu_attention_backward(
@@ -10318,10 +10442,12 @@ static mixp_result mixpi_cpu_attention_backward(
 
     job.heads = mixpi_heads_of(forward, pairs);
     mixpi_heads_take_tiles(&job.heads, set, forward, k->dy);
+    job.masks = mixpi_masks_of(forward, &job.heads);
     job.drops = mixpi_drops_of(forward);
     job.slices.floats = mixpi_attention_grad_floats(&job.heads);
-    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-        2 * mixpi_attention_work(forward, set->lanes), set->backward, &job, &job.slices);
+    return mixpi_run_attention(x, forward->b * forward->kv_heads,
+        2 * mixpi_attention_work(forward, set->lanes), set->backward, &job, &job.slices,
+        &job.masks);
 }
 /* --- update: what is planned once a call: see update.c --------------------------------------- */
 
@@ -15462,22 +15588,6 @@ MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_h
     return 0;
 }
 
-/* Does the mask hide these scores of all `rows` queries? Then they need not be computed. */
-MIXPI_K int MIXPI_P(mask_hides)(const mixp_attention_args *k, const mixpi_heads *h,
-                                mixpi_some_scores at, int64_t rows) {
-    int64_t n = k->mask_key ? at.n : 1, first, i, j;
-    mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
-    float   buf[MIXPI_BLOCK];
-    if (!k->mask.data) return 0;
-    first = head.first + at.query * head.ld + at.key * k->mask_key;
-    for (i = 0; i < (head.ld ? rows : 1); i++) {
-        const float *row = MIXPI_P(read)(k->mask, first + i * head.ld, n, buf);
-        for (j = 0; j < n; j++)
-            if (!(row[j] < MIXPI_LOWEST)) return 0;
-    }
-    return 1;
-}
-
 /* The random numbers of these probabilities. */
 MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
                            const mixpi_some_scores *at, uint32_t *random) {
@@ -15519,7 +15629,7 @@ MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
     mixpi_v  most = mixpi_vset(*top);
     uint32_t random[MIXPI_KEYS];
     if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
-    if (k->mask.data) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
+    if (at->masked) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
     most = MIXPI_P(most_of)(s, done, n, seen, most);
     MIXPI_P(softmax_block)(s, n, seen, mixpi_vmaxof(most), top, sum, o, job->heads.wide);
     if (!job->drops.limit) return;
@@ -15545,6 +15655,7 @@ MIXPI_V mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_met_queries *s, int6
     at.query = s->q0;
     at.key = k0;
     at.n = mixpi_min(MIXPI_KEYS, last - k0);
+    at.masked = 0;
     return at;
 }
 
@@ -15597,7 +15708,9 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     last = mixpi_keys_until(k, head, q0 + s.rows);
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
-        if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
+        const int mask = mixpi_mask_does(&job->masks, at, s.rows);
+        if (mask == MIXPI_MASK_HIDES) continue;
+        at.masked = mask == MIXPI_MASK_ADDS;
         MIXPI_P(scores)
         (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->columns + k0 * wide, s.scores);
         MIXPI_P(queries_weigh)(job, &s, at);
@@ -15681,7 +15794,7 @@ MIXPI_K void MIXPI_P(modified_grads)(const mixpi_attention_grad_job *job,
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
-    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
+    if (at->masked) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);
@@ -15701,7 +15814,7 @@ MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
     int64_t n = (at.n + 15) / 16 * 16, t = job->heads.t, r;
     const float *lse = k->lse + at.head * t;
     const float *delta = room->delta + at.head % job->heads.group * t;
-    int modified = mixpi_attention_modifies(k);
+    const int modified = mixpi_attention_modifies(k) || at.masked;
     for (r = 0; r < rows; r++, at.query++) {
         float  *p = room->p + r * MIXPI_KEYS, *g = room->g + r * MIXPI_KEYS;
         int64_t seen = mixpi_min(at.n, first + r);
@@ -15721,6 +15834,7 @@ MIXPI_K int MIXPI_P(blocks_meet)(const mixpi_attention_grad_job *job, int64_t he
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
     int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0;
     int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
+    int     mask;
 
     /* Does a query of the block see a key of the block? */
     if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
@@ -15733,7 +15847,9 @@ MIXPI_K int MIXPI_P(blocks_meet)(const mixpi_attention_grad_job *job, int64_t he
     m->at.query = q0;
     m->at.key = k0;
     m->at.n = reach;
-    return !MIXPI_P(mask_hides)(k, h, m->at, rows);
+    mask = mixpi_mask_does(&job->masks, m->at, rows);
+    m->at.masked = mask == MIXPI_MASK_ADDS;
+    return mask != MIXPI_MASK_HIDES;
 }
 
 /* Backward of a block of queries, which is `row` floats into the room's rows, and a block of keys:
@@ -16115,7 +16231,101 @@ MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_ti
     }
 }
 
-/* Turns scores into weights by the rows of attention.c, for a cap, a mask or dropout. keep: also
+/* What a mask adds to a block of scores: number j of query i is at[j * step + i]. */
+typedef struct mixpi_tiled_mask { const float *at; int64_t step; } mixpi_tiled_mask;
+
+/* The mask of a block, from the arrays `rows` and `columns`; zeros where the mask is not read. */
+MIXPI_K mixpi_tiled_mask MIXPI_P(tiled_mask)(const mixp_attention_args *k, const mixpi_heads *h,
+                                             mixpi_some_scores at, int64_t queries, float *rows,
+                                             float *columns) {
+    const mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
+    const int64_t first = head.first + at.query * head.ld + at.key * k->mask_key;
+    const int64_t n = (at.n + 15) / 16 * 16;
+    mixpi_tiled_mask mask = { columns, MIXPI_QUERIES };
+    if (!at.masked) {
+        memset(columns, 0, MIXPI_QUERIES * sizeof *columns);
+        mask.step = 0;
+        return mask;
+    }
+    MIXPI_P(widen_rows)
+    (rows, MIXPI_KEYS, mixpi_source_of(k->mask, first, head.ld), queries,
+     k->mask_key ? (int)at.n : 1);
+    for (int64_t i = 0; !k->mask_key && i < queries; i++)
+        for (int64_t j = 0; j < n; j += 16)
+            mixpi_vstore(rows + i * MIXPI_KEYS + j, mixpi_vset(rows[i * MIXPI_KEYS]));
+    MIXPI_P(transpose_blocks)(columns, MIXPI_QUERIES, rows, MIXPI_KEYS, queries, n);
+    return mask;
+}
+
+/* A score with its mask. The product is rounded before the sum: it is an FMA with -0. */
+MIXPI_V mixpi_v MIXPI_P(tiled_masked)(mixpi_v score, mixpi_v scale, const float *mask)
+{ return mixpi_vadd(mixpi_vfma(score, scale, mixpi_vset(-0.0f)), mixpi_vload(mask)); }
+
+/* The sum of 16 vectors in the order in which mixpi_vsum adds 16 lanes. */
+MIXPI_V mixpi_v MIXPI_P(tiled_sum)(float *v) {
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            mixpi_vstore(v + 16 * i,
+                         mixpi_vadd(mixpi_vload(v + 16 * i), mixpi_vload(v + 16 * (i + n))));
+    return mixpi_vload(v);
+}
+
+/* Turns the scores of 16 queries, from query `first` of the block on, into weights, with the bits
+ * of attention.c's rows. */
+MIXPI_K void MIXPI_P(tiled_weigh_lanes)(const mixpi_attention_job *job, mixpi_met_queries *s,
+                                        mixpi_some_scores at, int64_t first, mixpi_tiled_mask mask,
+                                        uint16_t *p, float *factors) {
+    const int64_t reach = MIXPI_P(queries_reach)(job->k, at) + first, end = (at.n + 31) / 32 * 32;
+    const mixpi_v scale = mixpi_vset(job->k->scale), old = mixpi_vload(s->top + first);
+    const mixpi_v sum = mixpi_vload(s->sum + first);
+    float  sums[256] __attribute__((__aligned__(64))) = { 0 };
+    float *scores = s->scores + first;
+    mixpi_v top = old, shrink;
+    __mmask16 grows;
+    mask.at += first;
+    for (int64_t j = 0; j < at.n; j++) {
+        mixpi_v x = mixpi_vload(scores + j * MIXPI_QUERIES);
+        x = MIXPI_P(tiled_masked)(x, scale, mask.at + j * mask.step);
+        mixpi_vstore(scores + j * MIXPI_QUERIES, x);
+        top = _mm512_mask_max_ps(top, MIXPI_P(tiled_sees)(reach, j), x, top);
+    }
+
+    /* The old sum belongs to the old largest score. */
+    grows = _mm512_cmp_ps_mask(top, old, _CMP_GT_OQ);
+    grows = _mm512_mask_cmp_ps_mask(grows, sum, mixpi_vzero(), _CMP_GT_OQ);
+    shrink = _mm512_mask_mov_ps(mixpi_vset(1.0f), grows, mixpi_vexp(mixpi_vsub(old, top)));
+
+    /* Two keys at a time; rows up to a whole step are 0. */
+    for (int64_t j = 0; j < end; j += 2) {
+        float *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
+        float *sum_j = sums + j % 16 * 16;
+        __mmask16 sees = j < at.n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
+        __mmask16 sees_next = j + 1 < at.n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
+        mixpi_v x = mixpi_vexp(mixpi_vsub(mixpi_vload(at_j), top));
+        mixpi_v y = mixpi_vexp(mixpi_vsub(mixpi_vload(next), top));
+        x = _mm512_maskz_mov_ps(sees, x);
+        y = _mm512_maskz_mov_ps(sees_next, y);
+        mixpi_vstore(sum_j, mixpi_vadd(mixpi_vload(sum_j), x));
+        mixpi_vstore(sum_j + 16, mixpi_vadd(mixpi_vload(sum_j + 16), y));
+        mixpi_vstore(at_j, x);
+        mixpi_vstore(next, y);
+        MIXPI_P(tiled_put_pair)(p + j / 32 * 2048 + j % 32 * 16, x, y);
+    }
+    mixpi_vstore(s->top + first, top);
+    mixpi_vstore(s->sum + first, mixpi_vadd(mixpi_vfma(sum, shrink, mixpi_vset(-0.0f)),
+                                            MIXPI_P(tiled_sum)(sums)));
+    mixpi_vstore(factors + first, shrink);
+}
+MIXPI_K void MIXPI_P(tiled_weigh_masked)(const mixpi_attention_job *job,
+                                         const mixpi_tiled_room *room, mixpi_met_queries *s,
+                                         mixpi_some_scores at, float *factors) {
+    const mixpi_tiled_mask mask = MIXPI_P(tiled_mask)(job->k, &job->heads, at, s->rows,
+                                                      room->rows_of_scores, room->mask);
+    for (int64_t i = 0; i < s->rows; i += 16)
+        MIXPI_P(tiled_weigh_lanes)(job, s, at, i, mask, room->p + 32 * i, factors);
+}
+
+/* Turns scores into weights by the rows of attention.c, for a cap or dropout. keep: also
  * store weights over scores. */
 MIXPI_K void MIXPI_P(tiled_weigh_by_rows)(const mixpi_attention_job *job,
                                           const mixpi_tiled_room *room, mixpi_met_queries *s,
@@ -16249,7 +16459,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
-    const int modified = mixpi_attention_modifies(k) || !(k->scale >= 0.0f);
+    const int by_rows = mixpi_attention_modifies(k) || (!(k->scale >= 0.0f) && !k->mask.data);
     float     factors[MIXPI_QUERIES] = { 0 };
     int64_t   k0, last, i;
     int       bad_q;
@@ -16270,11 +16480,14 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
         const int bad = room->bad[k0 / MIXPI_KEYS], keep = bad & 2;
-        if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
+        const int mask = mixpi_mask_does(&job->masks, at, s.rows);
+        if (mask == MIXPI_MASK_HIDES) continue;
+        at.masked = mask == MIXPI_MASK_ADDS;
         MIXPI_P(tiled_scores_of)
         (h, s.rows, at.n, room->q, room->keys + k0 / MIXPI_KEYS * pair, s.scores);
         if (bad_q || bad & 1) MIXPI_P(tiled_bad_scores)(job, room, &s, at, bad_q);
-        if (modified) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, at, factors, keep);
+        if (by_rows) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, at, factors, keep);
+        else if (k->mask.data) MIXPI_P(tiled_weigh_masked)(job, room, &s, at, factors);
         else MIXPI_P(tiled_weigh)(job, room, &s, at, factors);
         MIXPI_P(tiled_add_values)(h, room, at, s.rows, factors);
         if (keep) MIXPI_P(tiled_bad_values)(job, room, &s, at);
@@ -16412,10 +16625,11 @@ MIXPI_K void MIXPI_P(tiled_bad_met)(const mixpi_attention_grad_job *job,
 /* Turns scores and the products of dy by v of 16 queries, from query `first` of the block on, into
  * weights and the gradients of q k'. Both are 0 where a query does not see a key, up to a whole
  * step of keys. whole: there are MIXPI_KEYS keys and MIXPI_QUERIES queries, and each query sees
- * all. */
+ * all. mask: NULL, or the mask; then the weights have the bits of attention.c's. */
 MIXPI_V void MIXPI_P(tiled_grads_body)(const mixpi_attention_grad_job *job,
                                        const mixpi_tiled_grad_room *room,
-                                       const mixpi_met_block *m, int64_t first, const int whole) {
+                                       const mixpi_met_block *m, int64_t first, const int whole,
+                                       const mixpi_tiled_mask *mask) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
     const int64_t query = m->at.query + first, group = m->at.head % h->group;
@@ -16431,9 +16645,13 @@ MIXPI_V void MIXPI_P(tiled_grads_body)(const mixpi_attention_grad_job *job,
             sees = j < n ? MIXPI_P(tiled_sees)(m->first + first, j) : (__mmask16)0;
             sees = (__mmask16)(sees & there);
         }
-        mixpi_v e = MIXPI_P(tiled_below)(mixpi_vload(p), scale, lse);
-        mixpi_v d = mixpi_vmul(mixpi_vsub(mixpi_vload(g), delta), scale);
-        e = MIXPI_P(tiled_exp)(sees, e);
+        mixpi_v e, d = mixpi_vmul(mixpi_vsub(mixpi_vload(g), delta), scale);
+        if (mask) {
+            e = MIXPI_P(tiled_masked)(mixpi_vload(p), scale, mask->at + j * mask->step + first);
+            e = _mm512_maskz_mov_ps(sees, mixpi_vexp(mixpi_vsub(e, lse)));
+        } else {
+            e = MIXPI_P(tiled_exp)(sees, MIXPI_P(tiled_below)(mixpi_vload(p), scale, lse));
+        }
         mixpi_vstore(p, e);
         mixpi_vstore(g, _mm512_maskz_mul_ps(sees, e, d));
     }
@@ -16442,12 +16660,22 @@ MIXPI_K void MIXPI_P(tiled_grads)(const mixpi_attention_grad_job *job,
                                   const mixpi_tiled_grad_room *room, const mixpi_met_block *m) {
     const int whole = m->at.n == MIXPI_KEYS && m->first >= MIXPI_KEYS && m->rows == MIXPI_QUERIES;
     for (int64_t i = 0; i < MIXPI_QUERIES; i += 16) {
-        if (whole) MIXPI_P(tiled_grads_body)(job, room, m, i, 1);
-        else MIXPI_P(tiled_grads_body)(job, room, m, i, 0);
+        if (whole) MIXPI_P(tiled_grads_body)(job, room, m, i, 1, NULL);
+        else MIXPI_P(tiled_grads_body)(job, room, m, i, 0, NULL);
     }
 }
 
-/* tiled_grads by the rows of attention.c, for a cap, a mask or dropout. */
+/* tiled_grads with a mask. */
+MIXPI_K void MIXPI_P(tiled_grads_masked)(const mixpi_attention_grad_job *job,
+                                         const mixpi_tiled_grad_room *room,
+                                         const mixpi_met_block *m) {
+    const mixpi_tiled_mask mask = MIXPI_P(tiled_mask)(&job->k->forward, &job->heads, m->at, m->rows,
+                                                      room->plain.p, room->plain.g);
+    for (int64_t i = 0; i < MIXPI_QUERIES; i += 16)
+        MIXPI_P(tiled_grads_body)(job, room, m, i, 0, &mask);
+}
+
+/* tiled_grads by the rows of attention.c, for a cap or dropout. */
 MIXPI_K void MIXPI_P(tiled_grads_by_rows)(const mixpi_attention_grad_job *job,
                                           const mixpi_tiled_grad_room *room,
                                           const mixpi_met_block *m) {
@@ -16552,6 +16780,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->q + at, room->keys, room->scores);
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->dy + at, room->values, room->grads);
         if (mixpi_attention_modifies(&job->k->forward)) MIXPI_P(tiled_grads_by_rows)(job, room, m);
+        else if (job->k->forward.mask.data) MIXPI_P(tiled_grads_masked)(job, room, m);
         else MIXPI_P(tiled_grads)(job, room, m);
         bad = MIXPI_P(tiled_grad_operands)(room, n);
     }

@@ -246,22 +246,6 @@ MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_h
     return 0;
 }
 
-/* Does the mask hide these scores of all `rows` queries? Then they need not be computed. */
-MIXPI_K int MIXPI_P(mask_hides)(const mixp_attention_args *k, const mixpi_heads *h,
-                                mixpi_some_scores at, int64_t rows) {
-    int64_t n = k->mask_key ? at.n : 1, first, i, j;
-    mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
-    float   buf[MIXPI_BLOCK];
-    if (!k->mask.data) return 0;
-    first = head.first + at.query * head.ld + at.key * k->mask_key;
-    for (i = 0; i < (head.ld ? rows : 1); i++) {
-        const float *row = MIXPI_P(read)(k->mask, first + i * head.ld, n, buf);
-        for (j = 0; j < n; j++)
-            if (!(row[j] < MIXPI_LOWEST)) return 0;
-    }
-    return 1;
-}
-
 /* The random numbers of these probabilities. */
 MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
                            const mixpi_some_scores *at, uint32_t *random) {
@@ -303,7 +287,7 @@ MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
     mixpi_v  most = mixpi_vset(*top);
     uint32_t random[MIXPI_KEYS];
     if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
-    if (k->mask.data) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
+    if (at->masked) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
     most = MIXPI_P(most_of)(s, done, n, seen, most);
     MIXPI_P(softmax_block)(s, n, seen, mixpi_vmaxof(most), top, sum, o, job->heads.wide);
     if (!job->drops.limit) return;
@@ -329,6 +313,7 @@ MIXPI_V mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_met_queries *s, int6
     at.query = s->q0;
     at.key = k0;
     at.n = mixpi_min(MIXPI_KEYS, last - k0);
+    at.masked = 0;
     return at;
 }
 
@@ -381,7 +366,9 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     last = mixpi_keys_until(k, head, q0 + s.rows);
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
-        if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
+        const int mask = mixpi_mask_does(&job->masks, at, s.rows);
+        if (mask == MIXPI_MASK_HIDES) continue;
+        at.masked = mask == MIXPI_MASK_ADDS;
         MIXPI_P(scores)
         (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->columns + k0 * wide, s.scores);
         MIXPI_P(queries_weigh)(job, &s, at);
@@ -465,7 +452,7 @@ MIXPI_K void MIXPI_P(modified_grads)(const mixpi_attention_grad_job *job,
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
-    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
+    if (at->masked) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);
@@ -485,7 +472,7 @@ MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
     int64_t n = (at.n + 15) / 16 * 16, t = job->heads.t, r;
     const float *lse = k->lse + at.head * t;
     const float *delta = room->delta + at.head % job->heads.group * t;
-    int modified = mixpi_attention_modifies(k);
+    const int modified = mixpi_attention_modifies(k) || at.masked;
     for (r = 0; r < rows; r++, at.query++) {
         float  *p = room->p + r * MIXPI_KEYS, *g = room->g + r * MIXPI_KEYS;
         int64_t seen = mixpi_min(at.n, first + r);
@@ -505,6 +492,7 @@ MIXPI_K int MIXPI_P(blocks_meet)(const mixpi_attention_grad_job *job, int64_t he
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
     int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0;
     int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
+    int     mask;
 
     /* Does a query of the block see a key of the block? */
     if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
@@ -517,7 +505,9 @@ MIXPI_K int MIXPI_P(blocks_meet)(const mixpi_attention_grad_job *job, int64_t he
     m->at.query = q0;
     m->at.key = k0;
     m->at.n = reach;
-    return !MIXPI_P(mask_hides)(k, h, m->at, rows);
+    mask = mixpi_mask_does(&job->masks, m->at, rows);
+    m->at.masked = mask == MIXPI_MASK_ADDS;
+    return mask != MIXPI_MASK_HIDES;
 }
 
 /* Backward of a block of queries, which is `row` floats into the room's rows, and a block of keys:

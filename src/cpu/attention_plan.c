@@ -109,8 +109,12 @@ static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
-/* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
-typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+/* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. masked: does a mask change
+ * scores of this block? */
+typedef struct mixpi_some_scores {
+    int64_t head, query, key, n;
+    int     masked;
+} mixpi_some_scores;
 
 /* A block of queries, to which blocks of keys are added one after another. */
 typedef struct mixpi_met_queries {
@@ -120,14 +124,113 @@ typedef struct mixpi_met_queries {
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
 } mixpi_met_queries;
 
-/* Does a cap, a mask or dropout change the scores or the probabilities? */
+/* Does a cap or dropout change the scores or the probabilities? */
 static int mixpi_attention_modifies(const mixp_attention_args *k) {
-    return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
+    return k->softcap > 0.0f || k->dropout > 0.0f;
 }
 
 /* Is y of a row with this sum of weights rounded stochastically? */
 static int mixpi_rounds_stochastically(const mixp_attention_args *k, float sum) {
     return k->y.dtype != MIXP_F32 && !k->y.accumulate && mixpi_top_repeats(sum);
+}
+
+/* --- what a mask does to a block of scores --- */
+
+enum {
+    MIXPI_MASK_ADDS,            /* any numbers                                             */
+    MIXPI_MASK_SHOWS,           /* only 0: the mask need not be read again                 */
+    MIXPI_MASK_HIDES            /* only -Inf: the scores need not be computed              */
+};
+
+/* A mask that several heads share is looked at once a call. */
+typedef struct mixpi_masks {
+    const mixp_attention_args *k;
+    const mixpi_heads *h;
+    int64_t  down, across;      /* blocks of queries and of keys                           */
+    int64_t  many;              /* masks that several heads share                          */
+    uint8_t *kinds;             /* MIXPI_MASK_ADDS, ... for each of their blocks           */
+} mixpi_masks;
+
+static mixpi_masks mixpi_masks_of(const mixp_attention_args *k, const mixpi_heads *h) {
+    mixpi_masks m;
+    m.k = k;
+    m.h = h;
+    m.down = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    m.across = mixpi_ceil_div(h->keys, MIXPI_KEYS);
+    m.many = (k->mask_at.sequence ? k->b : 1) * (k->mask_at.head ? k->heads : 1);
+    m.kinds = NULL;
+    if (!k->mask.data || m.many == k->b * k->heads) m.many = 0;
+    return m;
+}
+
+/* What `rows` rows of a mask do, which begin `ld` numbers apart. Whole words are compared: 0 and -0
+ * differ only in the sign. */
+static int mixpi_mask_rows_do(mixp_in mask, int64_t ld, int64_t rows, int64_t n) {
+    const size_t size = mixp_dtype_size(mask.dtype), bytes = (size_t)n * size;
+    const char *row = (const char *)mask.data;
+    uint64_t lowest = 0xFF800000FF800000u, sign = 0x8000000080000000u, not_zero = 0, not_lowest = 0;
+    if (size == 2) sign = 0x8000800080008000u;
+    if (mask.dtype == MIXP_BF16) lowest = 0xFF80FF80FF80FF80u;
+    if (mask.dtype == MIXP_F16) lowest = 0xFC00FC00FC00FC00u;
+    for (; rows > 0 && !(not_zero && not_lowest); rows--, row += (size_t)ld * size) {
+        uint64_t word, zeros = 0, lows = lowest;
+        size_t i;
+        for (i = 0; i + 8 <= bytes; i += 8) {
+            memcpy(&word, row + i, 8);
+            not_zero |= word & ~sign;
+            not_lowest |= word ^ lowest;
+        }
+
+        /* The end of a row, filled up with what is sought. */
+        memcpy(&zeros, row + i, bytes - i);
+        memcpy(&lows, row + i, bytes - i);
+        not_zero |= zeros & ~sign;
+        not_lowest |= lows ^ lowest;
+    }
+    if (!not_zero) return MIXPI_MASK_SHOWS;
+    return not_lowest ? MIXPI_MASK_ADDS : MIXPI_MASK_HIDES;
+}
+
+/* Looks at the mask between `rows` queries and at.n keys. */
+static int mixpi_mask_look(const mixpi_masks *m, mixpi_some_scores at, int64_t rows) {
+    const mixp_attention_args *k = m->k;
+    const mixpi_head head = mixpi_head_at(&k->mask_at, m->h, at.head);
+    const int64_t first = head.first + at.query * head.ld + at.key * k->mask_key;
+    return mixpi_mask_rows_do(
+        mixpi_in_at(k->mask, first), head.ld, head.ld ? rows : 1, k->mask_key ? at.n : 1);
+}
+
+/* A task: a block of queries of a mask that several heads share. */
+static void mixpi_masks_task(void *arg, int64_t index, int worker) {
+    const mixpi_masks *m = (const mixpi_masks *)arg;
+    const int64_t mask = index / m->down;
+    mixpi_some_scores at;
+    (void)worker;
+    at.head = m->k->mask_at.head ? mask : mask * m->h->heads;
+    at.query = index % m->down * MIXPI_QUERIES;
+    for (int64_t block = 0; block < m->across; block++) {
+        const int64_t rows = mixpi_min(MIXPI_QUERIES, m->h->t - at.query);
+        at.key = block * MIXPI_KEYS;
+        at.n = mixpi_min(MIXPI_KEYS, m->h->keys - at.key);
+        m->kinds[index * m->across + block] = (uint8_t)mixpi_mask_look(m, at, rows);
+    }
+}
+
+/* What the mask does between a block of `rows` queries and at.n keys of a block. */
+static int mixpi_mask_does(const mixpi_masks *m, mixpi_some_scores at, int64_t rows) {
+    const mixp_attention_args *k = m->k;
+    int64_t mask = at.head;
+    int kind;
+    if (!k->mask.data) return MIXPI_MASK_SHOWS;
+    if (!m->many) return mixpi_mask_look(m, at, rows);
+    if (!k->mask_at.head) mask /= k->heads;
+    if (!k->mask_at.sequence) mask %= k->mask_at.head ? k->heads : 1;
+    mask = mask * m->down + at.query / MIXPI_QUERIES;
+    kind = m->kinds[mask * m->across + at.key / MIXPI_KEYS];
+
+    /* If not all keys of the block count, those that do may be hidden. */
+    if (kind != MIXPI_MASK_ADDS || at.n == mixpi_min(MIXPI_KEYS, k->keys - at.key)) return kind;
+    return mixpi_mask_look(m, at, rows);
 }
 
 /* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
@@ -161,6 +264,7 @@ static mixpi_drops mixpi_drops_of(const mixp_attention_args *k) {
 typedef struct mixpi_attention_job {
     const mixp_attention_args *k;
     mixpi_heads  heads;
+    mixpi_masks  masks;
     mixpi_drops  drops;
     int64_t      chunks;        /* tasks per head                                          */
     mixpi_slices slices;
@@ -191,6 +295,7 @@ static int64_t mixpi_attention_carve(
 typedef struct mixpi_attention_grad_job {
     const mixp_attention_backward_args *k;
     mixpi_heads  heads;
+    mixpi_masks  masks;
     mixpi_drops  drops;
     mixpi_slices slices;
 } mixpi_attention_grad_job;
@@ -254,7 +359,8 @@ typedef struct mixpi_tiled_room {
     uint16_t *q, *p;            /* transposed: a block of queries; their weights, in 2 parts */
     uint16_t *weights;          /* weights, before they are transposed                     */
     float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
-    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap, mask or dropout  */
+    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap or dropout; a mask */
+    float *mask;                /* the same as scores: a mask                              */
     float *factors;             /* a vector for each query: the factor of its old sums     */
     float *sums;                /* d rounded up to 32 by MIXPI_QUERIES: results            */
     float *o;                   /* the same, by rows                                       */
@@ -274,6 +380,7 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     room->weights = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
     room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->rows_of_scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->mask = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->factors = mixpi_carve(&c, MIXPI_QUERIES * 16);
     room->sums = mixpi_carve(&c, mixpi_tiled_sums(h));
     room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
@@ -355,6 +462,21 @@ static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes)
     return scores * 2 * k->d / lanes + scores;
 }
 
+/* mixpi_run_sliced, after a look at masks that several heads share. */
+static mixp_result mixpi_run_attention(const mixp_exec *x, int64_t tasks, int64_t work,
+    mixp_task task, void *job, mixpi_slices *slices, mixpi_masks *masks) {
+    const int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1;
+    const int64_t rows = masks->many * masks->down;
+    const size_t bytes = (size_t)(slices->floats * workers) * sizeof(float);
+    char *memory = (char *)mixpi_scratch(x, bytes + (size_t)(rows * masks->across));
+    if (!memory) return MIXP_ERR_MEMORY;
+    slices->first = (float *)(void *)memory;
+    masks->kinds = (uint8_t *)memory + bytes;
+    mixpi_parallel(x, rows, rows * masks->h->keys * 4, mixpi_masks_task, masks);
+    mixpi_parallel(x, tasks, work, task, job);
+    return MIXP_OK;
+}
+
 static mixp_result mixpi_cpu_attention(
     const mixp_exec *x, const mixp_attention_args *k, const mixpi_attention_set *set) {
     int64_t many = k->b * k->heads;
@@ -368,6 +490,7 @@ static mixp_result mixpi_cpu_attention(
     job.k = k;
     job.heads = mixpi_heads_of(k, mixpi_pairs_for(set->have, k->q, k->k));
     mixpi_heads_take_tiles(&job.heads, set, k, k->q);
+    job.masks = mixpi_masks_of(k, &job.heads);
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
 
@@ -378,7 +501,8 @@ static mixp_result mixpi_cpu_attention(
             mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
 
     job.slices.floats = mixpi_attention_floats(&job.heads);
-    return mixpi_run_sliced(x, many * job.chunks, work, set->forward, &job, &job.slices);
+    return mixpi_run_attention(
+        x, many * job.chunks, work, set->forward, &job, &job.slices, &job.masks);
 }
 
 static mixp_result mixpi_cpu_attention_backward(
@@ -402,8 +526,10 @@ static mixp_result mixpi_cpu_attention_backward(
 
     job.heads = mixpi_heads_of(forward, pairs);
     mixpi_heads_take_tiles(&job.heads, set, forward, k->dy);
+    job.masks = mixpi_masks_of(forward, &job.heads);
     job.drops = mixpi_drops_of(forward);
     job.slices.floats = mixpi_attention_grad_floats(&job.heads);
-    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-        2 * mixpi_attention_work(forward, set->lanes), set->backward, &job, &job.slices);
+    return mixpi_run_attention(x, forward->b * forward->kv_heads,
+        2 * mixpi_attention_work(forward, set->lanes), set->backward, &job, &job.slices,
+        &job.masks);
 }

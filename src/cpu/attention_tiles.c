@@ -250,7 +250,101 @@ MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_ti
     }
 }
 
-/* Turns scores into weights by the rows of attention.c, for a cap, a mask or dropout. keep: also
+/* What a mask adds to a block of scores: number j of query i is at[j * step + i]. */
+typedef struct mixpi_tiled_mask { const float *at; int64_t step; } mixpi_tiled_mask;
+
+/* The mask of a block, from the arrays `rows` and `columns`; zeros where the mask is not read. */
+MIXPI_K mixpi_tiled_mask MIXPI_P(tiled_mask)(const mixp_attention_args *k, const mixpi_heads *h,
+                                             mixpi_some_scores at, int64_t queries, float *rows,
+                                             float *columns) {
+    const mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
+    const int64_t first = head.first + at.query * head.ld + at.key * k->mask_key;
+    const int64_t n = (at.n + 15) / 16 * 16;
+    mixpi_tiled_mask mask = { columns, MIXPI_QUERIES };
+    if (!at.masked) {
+        memset(columns, 0, MIXPI_QUERIES * sizeof *columns);
+        mask.step = 0;
+        return mask;
+    }
+    MIXPI_P(widen_rows)
+    (rows, MIXPI_KEYS, mixpi_source_of(k->mask, first, head.ld), queries,
+     k->mask_key ? (int)at.n : 1);
+    for (int64_t i = 0; !k->mask_key && i < queries; i++)
+        for (int64_t j = 0; j < n; j += 16)
+            mixpi_vstore(rows + i * MIXPI_KEYS + j, mixpi_vset(rows[i * MIXPI_KEYS]));
+    MIXPI_P(transpose_blocks)(columns, MIXPI_QUERIES, rows, MIXPI_KEYS, queries, n);
+    return mask;
+}
+
+/* A score with its mask. The product is rounded before the sum: it is an FMA with -0. */
+MIXPI_V mixpi_v MIXPI_P(tiled_masked)(mixpi_v score, mixpi_v scale, const float *mask)
+{ return mixpi_vadd(mixpi_vfma(score, scale, mixpi_vset(-0.0f)), mixpi_vload(mask)); }
+
+/* The sum of 16 vectors in the order in which mixpi_vsum adds 16 lanes. */
+MIXPI_V mixpi_v MIXPI_P(tiled_sum)(float *v) {
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            mixpi_vstore(v + 16 * i,
+                         mixpi_vadd(mixpi_vload(v + 16 * i), mixpi_vload(v + 16 * (i + n))));
+    return mixpi_vload(v);
+}
+
+/* Turns the scores of 16 queries, from query `first` of the block on, into weights, with the bits
+ * of attention.c's rows. */
+MIXPI_K void MIXPI_P(tiled_weigh_lanes)(const mixpi_attention_job *job, mixpi_met_queries *s,
+                                        mixpi_some_scores at, int64_t first, mixpi_tiled_mask mask,
+                                        uint16_t *p, float *factors) {
+    const int64_t reach = MIXPI_P(queries_reach)(job->k, at) + first, end = (at.n + 31) / 32 * 32;
+    const mixpi_v scale = mixpi_vset(job->k->scale), old = mixpi_vload(s->top + first);
+    const mixpi_v sum = mixpi_vload(s->sum + first);
+    float  sums[256] __attribute__((__aligned__(64))) = { 0 };
+    float *scores = s->scores + first;
+    mixpi_v top = old, shrink;
+    __mmask16 grows;
+    mask.at += first;
+    for (int64_t j = 0; j < at.n; j++) {
+        mixpi_v x = mixpi_vload(scores + j * MIXPI_QUERIES);
+        x = MIXPI_P(tiled_masked)(x, scale, mask.at + j * mask.step);
+        mixpi_vstore(scores + j * MIXPI_QUERIES, x);
+        top = _mm512_mask_max_ps(top, MIXPI_P(tiled_sees)(reach, j), x, top);
+    }
+
+    /* The old sum belongs to the old largest score. */
+    grows = _mm512_cmp_ps_mask(top, old, _CMP_GT_OQ);
+    grows = _mm512_mask_cmp_ps_mask(grows, sum, mixpi_vzero(), _CMP_GT_OQ);
+    shrink = _mm512_mask_mov_ps(mixpi_vset(1.0f), grows, mixpi_vexp(mixpi_vsub(old, top)));
+
+    /* Two keys at a time; rows up to a whole step are 0. */
+    for (int64_t j = 0; j < end; j += 2) {
+        float *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
+        float *sum_j = sums + j % 16 * 16;
+        __mmask16 sees = j < at.n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
+        __mmask16 sees_next = j + 1 < at.n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
+        mixpi_v x = mixpi_vexp(mixpi_vsub(mixpi_vload(at_j), top));
+        mixpi_v y = mixpi_vexp(mixpi_vsub(mixpi_vload(next), top));
+        x = _mm512_maskz_mov_ps(sees, x);
+        y = _mm512_maskz_mov_ps(sees_next, y);
+        mixpi_vstore(sum_j, mixpi_vadd(mixpi_vload(sum_j), x));
+        mixpi_vstore(sum_j + 16, mixpi_vadd(mixpi_vload(sum_j + 16), y));
+        mixpi_vstore(at_j, x);
+        mixpi_vstore(next, y);
+        MIXPI_P(tiled_put_pair)(p + j / 32 * 2048 + j % 32 * 16, x, y);
+    }
+    mixpi_vstore(s->top + first, top);
+    mixpi_vstore(s->sum + first, mixpi_vadd(mixpi_vfma(sum, shrink, mixpi_vset(-0.0f)),
+                                            MIXPI_P(tiled_sum)(sums)));
+    mixpi_vstore(factors + first, shrink);
+}
+MIXPI_K void MIXPI_P(tiled_weigh_masked)(const mixpi_attention_job *job,
+                                         const mixpi_tiled_room *room, mixpi_met_queries *s,
+                                         mixpi_some_scores at, float *factors) {
+    const mixpi_tiled_mask mask = MIXPI_P(tiled_mask)(job->k, &job->heads, at, s->rows,
+                                                      room->rows_of_scores, room->mask);
+    for (int64_t i = 0; i < s->rows; i += 16)
+        MIXPI_P(tiled_weigh_lanes)(job, s, at, i, mask, room->p + 32 * i, factors);
+}
+
+/* Turns scores into weights by the rows of attention.c, for a cap or dropout. keep: also
  * store weights over scores. */
 MIXPI_K void MIXPI_P(tiled_weigh_by_rows)(const mixpi_attention_job *job,
                                           const mixpi_tiled_room *room, mixpi_met_queries *s,
@@ -384,7 +478,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
-    const int modified = mixpi_attention_modifies(k) || !(k->scale >= 0.0f);
+    const int by_rows = mixpi_attention_modifies(k) || (!(k->scale >= 0.0f) && !k->mask.data);
     float     factors[MIXPI_QUERIES] = { 0 };
     int64_t   k0, last, i;
     int       bad_q;
@@ -405,11 +499,14 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
         const int bad = room->bad[k0 / MIXPI_KEYS], keep = bad & 2;
-        if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
+        const int mask = mixpi_mask_does(&job->masks, at, s.rows);
+        if (mask == MIXPI_MASK_HIDES) continue;
+        at.masked = mask == MIXPI_MASK_ADDS;
         MIXPI_P(tiled_scores_of)
         (h, s.rows, at.n, room->q, room->keys + k0 / MIXPI_KEYS * pair, s.scores);
         if (bad_q || bad & 1) MIXPI_P(tiled_bad_scores)(job, room, &s, at, bad_q);
-        if (modified) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, at, factors, keep);
+        if (by_rows) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, at, factors, keep);
+        else if (k->mask.data) MIXPI_P(tiled_weigh_masked)(job, room, &s, at, factors);
         else MIXPI_P(tiled_weigh)(job, room, &s, at, factors);
         MIXPI_P(tiled_add_values)(h, room, at, s.rows, factors);
         if (keep) MIXPI_P(tiled_bad_values)(job, room, &s, at);
@@ -547,10 +644,11 @@ MIXPI_K void MIXPI_P(tiled_bad_met)(const mixpi_attention_grad_job *job,
 /* Turns scores and the products of dy by v of 16 queries, from query `first` of the block on, into
  * weights and the gradients of q k'. Both are 0 where a query does not see a key, up to a whole
  * step of keys. whole: there are MIXPI_KEYS keys and MIXPI_QUERIES queries, and each query sees
- * all. */
+ * all. mask: NULL, or the mask; then the weights have the bits of attention.c's. */
 MIXPI_V void MIXPI_P(tiled_grads_body)(const mixpi_attention_grad_job *job,
                                        const mixpi_tiled_grad_room *room,
-                                       const mixpi_met_block *m, int64_t first, const int whole) {
+                                       const mixpi_met_block *m, int64_t first, const int whole,
+                                       const mixpi_tiled_mask *mask) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
     const int64_t query = m->at.query + first, group = m->at.head % h->group;
@@ -566,9 +664,13 @@ MIXPI_V void MIXPI_P(tiled_grads_body)(const mixpi_attention_grad_job *job,
             sees = j < n ? MIXPI_P(tiled_sees)(m->first + first, j) : (__mmask16)0;
             sees = (__mmask16)(sees & there);
         }
-        mixpi_v e = MIXPI_P(tiled_below)(mixpi_vload(p), scale, lse);
-        mixpi_v d = mixpi_vmul(mixpi_vsub(mixpi_vload(g), delta), scale);
-        e = MIXPI_P(tiled_exp)(sees, e);
+        mixpi_v e, d = mixpi_vmul(mixpi_vsub(mixpi_vload(g), delta), scale);
+        if (mask) {
+            e = MIXPI_P(tiled_masked)(mixpi_vload(p), scale, mask->at + j * mask->step + first);
+            e = _mm512_maskz_mov_ps(sees, mixpi_vexp(mixpi_vsub(e, lse)));
+        } else {
+            e = MIXPI_P(tiled_exp)(sees, MIXPI_P(tiled_below)(mixpi_vload(p), scale, lse));
+        }
         mixpi_vstore(p, e);
         mixpi_vstore(g, _mm512_maskz_mul_ps(sees, e, d));
     }
@@ -577,12 +679,22 @@ MIXPI_K void MIXPI_P(tiled_grads)(const mixpi_attention_grad_job *job,
                                   const mixpi_tiled_grad_room *room, const mixpi_met_block *m) {
     const int whole = m->at.n == MIXPI_KEYS && m->first >= MIXPI_KEYS && m->rows == MIXPI_QUERIES;
     for (int64_t i = 0; i < MIXPI_QUERIES; i += 16) {
-        if (whole) MIXPI_P(tiled_grads_body)(job, room, m, i, 1);
-        else MIXPI_P(tiled_grads_body)(job, room, m, i, 0);
+        if (whole) MIXPI_P(tiled_grads_body)(job, room, m, i, 1, NULL);
+        else MIXPI_P(tiled_grads_body)(job, room, m, i, 0, NULL);
     }
 }
 
-/* tiled_grads by the rows of attention.c, for a cap, a mask or dropout. */
+/* tiled_grads with a mask. */
+MIXPI_K void MIXPI_P(tiled_grads_masked)(const mixpi_attention_grad_job *job,
+                                         const mixpi_tiled_grad_room *room,
+                                         const mixpi_met_block *m) {
+    const mixpi_tiled_mask mask = MIXPI_P(tiled_mask)(&job->k->forward, &job->heads, m->at, m->rows,
+                                                      room->plain.p, room->plain.g);
+    for (int64_t i = 0; i < MIXPI_QUERIES; i += 16)
+        MIXPI_P(tiled_grads_body)(job, room, m, i, 0, &mask);
+}
+
+/* tiled_grads by the rows of attention.c, for a cap or dropout. */
 MIXPI_K void MIXPI_P(tiled_grads_by_rows)(const mixpi_attention_grad_job *job,
                                           const mixpi_tiled_grad_room *room,
                                           const mixpi_met_block *m) {
@@ -687,6 +799,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->q + at, room->keys, room->scores);
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->dy + at, room->values, room->grads);
         if (mixpi_attention_modifies(&job->k->forward)) MIXPI_P(tiled_grads_by_rows)(job, room, m);
+        else if (job->k->forward.mask.data) MIXPI_P(tiled_grads_masked)(job, room, m);
         else MIXPI_P(tiled_grads)(job, room, m);
         bad = MIXPI_P(tiled_grad_operands)(room, n);
     }

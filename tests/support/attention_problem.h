@@ -38,7 +38,8 @@ static inline double *attention_decoded(test_array a, int64_t n) {
     return p;
 }
 
-/* A mask over some of the axes, with -Inf here and there: over a whole row where rows are hidden. */
+/* A mask over some of the axes, with -Inf here and there: over a whole row where rows are hidden. Two masks in three have only
+ * 0 and -Inf: documents of equal length, of which every other one is hidden, or none. */
 static inline void attention_problem_mask(attention_problem *s, int what) {
     attention_model *m = &s->m;
     int64_t full[4], i, at[4], n = 1, stride[4];
@@ -50,10 +51,12 @@ static inline void attention_problem_mask(attention_problem *s, int what) {
         n *= s->mask_axes[axis] ? full[axis] : 1;
     }
     s->mask = attention_random(random_dtype(), n, 2);
+    const int64_t length = 1 + random_to(100), kind = random_to(3);
     for (i = 0; i < n; i++) {
-        int64_t row = s->mask_axes[3] ? i / m->keys : i;
-        if (random_to(4) == 0 && s->mask_axes[3]) array_set(s->mask, i, -INFINITY);
-        if (s->mask_axes[3] && i % m->keys == 0) array_set(s->mask, i, 0.5);
+        const int64_t row = s->mask_axes[3] ? i / m->keys : i, key = s->mask_axes[3] ? i % m->keys : 1;
+        if (kind) array_set(s->mask, i, kind == 1 && key / length % 2 ? -INFINITY : 0);
+        else if (random_to(4) == 0 && s->mask_axes[3]) array_set(s->mask, i, -INFINITY);
+        if (!kind && key == 0) array_set(s->mask, i, 0.5);
         if (what & HIDDEN_ROWS && row % 3 == 1) array_set(s->mask, i, -INFINITY);
     }
     s->mask_values = model_zeros(m->b * m->heads * m->t * m->keys);
