@@ -163,11 +163,13 @@ static mixp_tensor *ab_masked(ab_net *n) {
 /* --- what models are made of -------------------------------------------------------------------- */
 
 static mixp_tensor *ab_rope(ab_net *n, int interleaved) {
+    static const double angles[AB_WIDTH / AB_HEADS / 2] = { 1.0, 0.5, 0.25, 0.1, 0.01, 0.001 };
     mixp_rope_desc d;
     memset(&d, 0, sizeof d);
     d.head_dim = AB_WIDTH / AB_HEADS;
     d.interleaved = interleaved;
-    d.base = interleaved ? 500.0 : 0.0;
+    d.base = 500.0;
+    if (interleaved) d.frequencies = angles, d.scale = 1.25;
     d.first = n->part.t;
     return mixp_rope(n->ctx, n->x, &d);
 }
@@ -446,7 +448,7 @@ static void ab_run(const mixp_device *device, unsigned modes, const ab_case *cas
 }
 /* Is a row's result the same in any batch? Runs `products` of the products (0 = all), and all other operators if
  * others is 1. */
-static void ab_check(const mixp_device *device, unsigned modes, size_t products, int others) {
+static inline void ab_check(const mixp_device *device, unsigned modes, size_t products, int others) {
     const size_t all = sizeof ab_products / sizeof *ab_products;
     ab_run(device, modes, ab_products, products ? products : all, 0);
     if (others) ab_run(device, modes, ab_others, sizeof ab_others / sizeof *ab_others, 1);

@@ -27,7 +27,7 @@ static const struct { mixp_isa isa; unsigned modes; } sets[] = {
 };
 enum { SETS = sizeof sets / sizeof *sets };
 /* This does not compile while an instruction set has no line. */
-typedef char sets_lack_an_isa[SETS == MIXP_ISA_COUNT ? 1 : -1];
+typedef char sets_lack_an_isa[SETS == (int)MIXP_ISA_COUNT ? 1 : -1];
 
 static unsigned modes_of(int set) { return getenv("MIXPREC_TEST_QUICK") ? sets[set].modes : ~0u; }
 
