@@ -59,7 +59,7 @@ static const option options[] = {
     CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
                "with level 3 and bf16: how the master copy of a weight is stored"),
     FLAG_OPT("recompute", recompute, "keep only each layer's input, and compute the layer again in backward: the same "
-                                     "bits in less memory, for a third more time"),
+                                     "bits in less memory, for a second forward pass"),
     CHOICE_OPT("loss", loss, "auto", "auto|whole|chunks",
                "whole: all logits of a batch at once; chunks: some rows at a time; auto = chunks on a CPU, for many logits"),
     CHOICE_OPT("guard", guard, "auto", "auto|on|off", "an operator that overflows falls back to f32; auto = on for fp16"),

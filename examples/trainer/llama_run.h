@@ -124,7 +124,7 @@ static double measure_step(void) {
     make_optimizer();
     for (int i = 0; i < 2; i++) train_batch(zeros, zeros, opt.block, 0, 1);
     check("counting the memory of a step");
-    bytes = (double)mixp_context_memory(m.ctx).peak;
+    bytes = (double)mixp_context_memory(m.ctx).allocated;
     mixp_context_free(m.ctx);
     free(m.blocks);
     free(zeros);
@@ -397,6 +397,7 @@ static int stop_run(int64_t trained) {
 }
 
 static void finish_run(int64_t trained, double tokens) {
+    char          taken[32];
     double        seconds = seconds_now() - m.run.began;
     struct rusage use;
     if (opt.save_every) save_checkpoint();
@@ -404,6 +405,9 @@ static void finish_run(int64_t trained, double tokens) {
     printf("%lld steps in %.2f minutes, %.0f MB, %.0f tokens/s, %lld steps skipped\n",
            (long long)trained, seconds / 60, (double)use.ru_maxrss / 1024, tokens / seconds,
            (long long)mixp_scaler_verdict(m.scaler).skipped);
+    if (!opt.quiet)
+        say_line("memory", "%s were taken on %s",
+                 bytes_text((double)mixp_context_memory(m.ctx).allocated, taken, sizeof taken), m.device_name);
     if (!opt.quiet) tell_no_events(&m.run);
     if (!opt.quiet && m.run.best_step)
         say_line("best", "val %.6f at step %lld%s%s%s", m.run.best_val, (long long)m.run.best_step,

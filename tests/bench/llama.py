@@ -2,12 +2,13 @@
 """llama.py - a step of examples/llama.c beside transformers' Llama in PyTorch, on the same cores, in turns.
 SPDX-License-Identifier: MIT OR Unlicense
 
-  llama.py LLAMA FOLDER [ROUNDS [THREADS]]     LLAMA: build/llama; FOLDER: a model, such as tests/support/llama_models.py makes
+  llama.py LLAMA FOLDER [ROUNDS [THREADS [WAY]]]     LLAMA: build/llama; FOLDER: a model, such as
+                                                     tests/support/llama_models.py makes; WAY: one of the three, such as LoRA
 
 With one thread the times are processor time, which a busy machine disturbs least; with more threads they are of the clock.
 One row of 512 tokens a step, AdamW on f32 weights, gradients clipped at a norm of 1: all weights in bf16 and fp32, and
 LoRA of rank 8 on q_proj and v_proj in bf16. PyTorch runs autocast for bf16, with scaled_dot_product_attention. Each round
-starts each program anew, with 1 step to warm up and 2 that are timed; prints the median of each, its spread, the median of
+starts each program anew, with 4 steps to warm up and 4 that are timed; prints the median of each, its spread, the median of
 the ratios of a round, and the memory of the process. Needs torch, transformers and peft.
 """
 import os
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 
-LENGTH, WARM, STEPS = 512, 1, 2
+LENGTH, WARM, STEPS = 512, 4, 4   # the first steps touch new memory, on a virtual machine slowly
 # with large pages and memory that is kept PyTorch is faster: see torch_gpt.py
 TUNING = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934592:glibc.malloc.trim_threshold=17179869184"}
 WAYS = {"bf16, all weights": ("bf16", 0), "fp32, all weights": ("fp32", 0), "bf16, LoRA": ("bf16", 8)}
@@ -53,24 +54,27 @@ def torch_steps(folder, dtype, rank, threads):
 
 
 def ours(program, folder, text, dtype, rank, threads):
-    """llama.c says tokens a second and megabytes: the time of a step is the difference of two runs."""
+    """llama.c says the tokens a second of each step. Of processor time the difference of two runs counts."""
     times = []
-    for steps in WARM, WARM + STEPS:
+    for steps in (WARM, WARM + STEPS) if threads == 1 else (WARM + STEPS,):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([program, folder, "--data", text, "--steps", str(steps), "--batch", "1", "--block", str(LENGTH), "--dtype", dtype,
-                               "--lora", str(rank), "--threads", str(threads), "--sample", "0"], capture_output=True, text=True, check=True)
-        words = done.stdout.splitlines()[-1].replace(",", "").split()
-        tokens, rate, megabytes = LENGTH * steps, float(words[words.index("tokens/s") - 1]), float(words[words.index("MB") - 1])
+                               "--lora", str(rank), "--threads", str(threads), "--sample", "0", "--log-every", "1"],
+                              capture_output=True, text=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        times.append(used if threads == 1 else tokens / rate)
-    return (times[1] - times[0]) / STEPS * 1e3, megabytes
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    megabytes = next(float(words[words.index("MB,") - 1]) for words in lines if "MB," in words)
+    each = [LENGTH / float(words[words.index("tokens/s,") - 1]) for words in lines if words[:1] == ["step"]]
+    seconds = (times[1] - times[0]) / STEPS if threads == 1 else statistics.mean(each[WARM:])
+    return seconds * 1e3, megabytes
 
 
 def main():
     program, folder = sys.argv[1:3]
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 3
     threads = int(sys.argv[4]) if len(sys.argv) > 4 else os.cpu_count()
+    wanted = sys.argv[5] if len(sys.argv) > 5 else ""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
         with open(os.path.join(root, "docs", "guide.md")) as f:
@@ -79,6 +83,8 @@ def main():
         results = {}
         for turn in range(rounds):
             for name, (dtype, rank) in WAYS.items():
+                if wanted not in name:
+                    continue
                 mine = ours(program, folder, text.name, dtype, rank, threads)
                 done = subprocess.run([sys.executable, __file__, "--torch", folder, dtype, str(rank), str(threads)], capture_output=True, text=True,
                                       env={**os.environ, **TUNING})

@@ -1,6 +1,6 @@
 #!/bin/sh
-# cuda_programs.sh - programs for a GPU, on the simulated CUDA. The trainer trains as on the CPU,
-# and has the same bits with --graph. The benches run. Needs the programs that `make test-long`
+# cuda_programs.sh - programs for a GPU, on the simulated CUDA. The trainer and llama train as on the CPU,
+# and have the same bits with --graph; llama takes the memory that it plans. The benches run. Needs the programs that `make test-long`
 # builds.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
@@ -96,6 +96,38 @@ narrow_ran() { grep -Eq '^products: [0-9]+ as they are, [1-9][0-9]* in fp8' "$tm
 check 'fp8: trains in narrow products'            train fp8.narrow $narrow
 check 'fp8: the losses are those of bf16 products' near_losses fp8.narrow fp8
 check 'fp8: cuBLASLt multiplied codes'            narrow_ran
+
+# --- llama --------------------------------------------------------------------------------
+# tune NAME OPTION...: as train; a small model of two layers.
+model_of_llama() { mkdir "$tmp/model" && "$build/test_llama" --make "$tmp/model" 2; }
+tune() {
+    name=$1; shift
+    "$build/llama_sim" "$tmp/model" --data "$tmp/text" --block 8 --batch 1 --steps 7 --log-every 3 --lr 1e-2 --threads 1 \
+        --sample 2 --temperature 0 --out "$tmp/$name" "$@" >"$tmp/$name.log" 2>&1 || { cat "$tmp/$name.log"; return 1; }
+}
+same_file() { cmp "$tmp/$1/$3" "$tmp/$2/$3"; }
+# What a step was said to need, and what the device gave: at most a twentieth and 128 KiB more, for the device's own.
+as_planned() {
+    sed -n 's/^memory  *a step needs about \([0-9.]*\) \([KM]\)iB.*/\1 \2/p; s/^memory  *\([0-9.]*\) \([KM]\)iB were taken.*/\1 \2/p' "$tmp/$1.log" >"$tmp/a"
+    cat "$tmp/a"
+    awk '{ bytes[NR] = $1 * ($2 == "M" ? 1024 : 1) } END { exit !(NR == 2 && bytes[1] > 0 && bytes[1] <= bytes[2] && bytes[2] <= 1.05 * bytes[1] + 128) }' "$tmp/a"
+}
+if [ -x "$build/llama_sim" ] && [ -x "$build/test_llama" ]; then
+    check 'llama: a model'                         model_of_llama
+    for kind in 'full bf16 1' 'full fp16 2 --recompute' 'lora bf16 2 --lora 2 --accumulate 2' 'lora fp16 1 --lora 2'; do
+        set -- $kind; what="$1 $2, level $3"; options="--guard off --retry 0 --dtype $2 --level $3"; shift 3
+        check "llama, $what: trains"               tune gpu --device cuda --overwrite $options "$@"
+        check "llama, $what: as planned"           as_planned gpu
+        check "llama, $what: trains by graphs"     tune graph --device cuda --graph --overwrite $options "$@"
+        check "llama, $what: batches were replayed" sh -c "grep -q '^cudasim: .* [1-9][0-9]* replays' '$tmp/graph.log'"
+        check "llama, $what: the same bytes"       same_file gpu graph checkpoint.safetensors
+        check "llama, $what: trains on the CPU"    tune cpu --overwrite $options "$@"
+        check "llama, $what: the losses are the CPU's" near_losses gpu cpu
+        rm -rf "$tmp/gpu" "$tmp/graph" "$tmp/cpu"
+    done
+else
+    skip 'llama on the simulated GPU'
+fi
 
 # --- the benches -------------------------------------------------------------------------
 bench() {
