@@ -432,7 +432,7 @@ static void sample(const char *when) {
         next_logits(ids, n, logits);
         /* further rows of the table are no tokens */
         ids[n] = choose(&how, logits, logits + cfg.vocab, data.words->count, n);
-        if (ids[n] == cfg.eos) break;
+        if (is_end(ids[n])) break;
         say_token(ids[n++]);
     }
     printf("\n---\n");

@@ -100,6 +100,24 @@ static const char *json_of_pre(const gguf *g) {
     return NULL;
 }
 
+/* The token before each text: of add_bos_token, which llama.cpp takes as true for Llama 3's way to cut texts. */
+static void json_first_token(gguf_json *j, const gguf *g, const gguf_pair *tokens) {
+    const unsigned char *at = tokens->value;
+    double               bos = gguf_number(g, "tokenizer.ggml.bos_token_id", -1);
+    const char          *text = NULL;
+    char                 ids[64];
+    size_t               n = 0;
+    if (gguf_number(g, "tokenizer.ggml.add_bos_token", gguf_text_is(g, "tokenizer.ggml.pre", "llama-bpe")) == 0) return;
+    if (bos < 0 || bos >= (double)tokens->count) return;
+    for (double i = 0; i <= bos; i++) text = gguf_next_text(&at, &n);
+    json_put(j, ", \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": ");
+    json_quoted(j, text, n);
+    json_put(j, "}}], \"special_tokens\": {");
+    json_quoted(j, text, n);
+    snprintf(ids, sizeof ids, ": {\"ids\": [%.0f]}}}", bos);
+    json_put(j, ids);
+}
+
 /* A tokenizer.json of the metadata: the file itself, or one made of tokens and merges. NULL: the
  * file has no tokenizer that this reader knows. The caller frees it. */
 static char *gguf_tokenizer_json(const gguf *g) {
@@ -121,6 +139,7 @@ static char *gguf_tokenizer_json(const gguf *g) {
     json_put(&j, "{\"pre_tokenizer\": ");
     json_put(&j, pre);
     json_tokens(&j, tokens, types, 1);
+    json_first_token(&j, g, tokens);
     json_put(&j, ", \"model\": {\"type\": \"BPE\", \"ignore_merges\": ");
     json_put(&j, gguf_text_is(g, "tokenizer.ggml.pre", "llama-bpe") ? "true" : "false");
     json_tokens(&j, tokens, types, 0);

@@ -290,6 +290,7 @@ static void gpt2_write_gguf(const gpt *m, const config *c, const corpus *d, cons
     gguf_writer *w = gguf_new("gpt2");
     const char  *root;
     char        *json;
+    int64_t      end = -1;              /* of GPT-2: before a text, and behind it */
     if (!w || !zeros) die(1, "out of memory for --export");
     gguf_put_u32(w, "general.file_type", file_types[c->export_type]);
     gguf_put_u32(w, "gpt2.block_count", (uint32_t)c->layers);
@@ -299,7 +300,11 @@ static void gpt2_write_gguf(const gpt *m, const config *c, const corpus *d, cons
     gguf_put_u32(w, "gpt2.attention.head_count", (uint32_t)c->heads);
     gguf_put_float(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
     json = read_json(c->tokenizer, TOKENIZER_MOST_BYTES, "", &root);
-    gguf_put_tokenizer(w, d->words, json, d->rows, -1, -1);
+    for (int64_t id = 0; id < d->words->count; id++) {
+        const added_token *a = added_of(d->words, id);
+        if (a && a->length == 13 && memcmp(a->text, "<|endoftext|>", 13) == 0) end = id;
+    }
+    gguf_put_tokenizer(w, d->words, json, d->rows, end, end);
     free(json);
     gguf_put_tensor(w, "token_embd.weight", type, m->tokens, 0);
     gguf_put_tensor(w, "position_embd.weight", type, m->positions, 0);

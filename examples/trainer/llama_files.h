@@ -6,6 +6,7 @@
 #define TRAINER_LLAMA_FILES_H
 
 #include <dirent.h>
+#include "llama_usage.h"
 
 /* ==== Opening ======================================================================= */
 
@@ -205,6 +206,7 @@ static void open_model(void) {
     read_config();
     if (m.gguf) check_gguf_rope(m.gguf);
     open_tokenizer();
+    read_usage(opt.model, m.gguf);
 }
 
 /* ==== Loading ====================================================================== */
@@ -356,23 +358,6 @@ static void write_text(const char *path, const char *text) {
 /* Does --out get all weights, and not only adapters? */
 static int saves_whole(void) { return !is_lora() || opt.merge != 0; }
 
-/* Names of --out that are copied from the model's folder. */
-static const char *const copied_files[] = { "tokenizer_config.json", "special_tokens_map.json",
-                                            "generation_config.json", "chat_template.jinja" };
-enum { COPIED_FILES = sizeof copied_files / sizeof copied_files[0] };
-static char *copied_texts[COPIED_FILES]; /* NULL: the model has no such file */
-
-/* Reads them before the training: a file that cannot be read must not cost a run. */
-static void read_copied_files(void) {
-    for (int i = 0; i < COPIED_FILES && !m.gguf; i++) {
-        char   *path = path_in(opt.model, copied_files[i]);
-        int64_t size;
-        if (is_there(path) && !(copied_texts[i] = read_file(path, 1 << 26, &size)))
-            die(1, "cannot read %s: %s", path, plain_error());
-        free(path);
-    }
-}
-
 /* Refuses a folder in which other programs would find these weights beside others: shards, weights of another name,
  * adapters beside a model. */
 static void check_other_weights(const char *folder, int whole) {
@@ -397,12 +382,14 @@ static void check_other_weights(const char *folder, int whole) {
 static void check_out(void) {
     static const char *const own[2][3] = { { "adapter_model.safetensors", "adapter_config.json", NULL },
                                            { "model.safetensors", "config.json", "tokenizer.json" } };
+    if (opt.gguf_adapter && !is_lora())
+        die(2, "--gguf-adapter saves adapters, and there are none: add --lora or --adapter");
     if (opt.gguf) check_target(opt.gguf, "--gguf");
+    if (opt.gguf_adapter) check_target(opt.gguf_adapter, "--gguf-adapter");
     if (!opt.out) return;
     if (mkdir(opt.out, 0777) != 0 && errno != EEXIST)
         die(1, "cannot make the folder %s: %s. Check --out", opt.out, strerror(errno));
     check_other_weights(opt.out, saves_whole());
-    read_copied_files();
     for (int i = 0; i < 3 + (saves_whole() ? COPIED_FILES : 0); i++) {
         const char *name = i < 3 ? own[saves_whole()][i] : copied_files[i - 3];
         char       *path = name ? path_in(opt.out, name) : NULL;
@@ -649,12 +636,34 @@ static void save_gguf(const char *path) {
     gguf_put_float(w, key_of("attention.layer_norm_rms_epsilon"), (float)cfg.eps);
     gguf_put_u32(w, key_of("vocab_size"), (uint32_t)cfg.vocab);
     put_rope(w, factors);
-    gguf_put_tokenizer(w, data.words, data.json, cfg.vocab,
-                       json_count(json_find(cfg.root, "bos_token_id")), cfg.eos);
+    gguf_put_tokenizer(w, data.words, data.json, cfg.vocab, usage.bos, usage.eos);
+    put_usage(w);
     for (int64_t i = 0; (t = mixp_context_param(m.ctx, i)) != NULL; i++)
         if (gguf_name(t->name, name)) gguf_put_tensor(w, name, type, t, turned_heads(t->name));
     if (gguf_write(w, path, error, sizeof error) != MIXP_OK) die(1, "%s", error);
     free(factors);
+}
+
+/* The adapters alone, in f32, as llama.cpp's convert_lora_to_gguf.py names them. */
+static void save_gguf_adapters(const char *path) {
+    char         error[MIXP_MESSAGE_SIZE], module[96], name[GGUF_NAME], part[GGUF_NAME];
+    gguf_writer *w = gguf_new(cfg.kind);
+    if (!w) die(1, "out of memory for --gguf-adapter");
+    gguf_put_text(w, "general.type", "adapter");
+    gguf_put_u32(w, "general.file_type", 0);
+    gguf_put_text(w, "adapter.type", "lora");
+    gguf_put_float(w, "adapter.lora.alpha", m.lora_scale * (float)m.rank);
+    for (int64_t i = 0; i < cfg.layers * LINEARS; i++) {
+        const layer *l = layer_at(i);
+        if (!l->a) continue;
+        snprintf(part, sizeof part, "%.80s.weight", module_of(i, module));
+        gguf_name(part, name);
+        snprintf(part, sizeof part, "%.80s.lora_a", name);
+        gguf_put_tensor(w, part, GGUF_F32, l->a, 0);
+        snprintf(part, sizeof part, "%.80s.lora_b", name);
+        gguf_put_tensor(w, part, GGUF_F32, l->b, turned_heads(module));
+    }
+    if (gguf_write(w, path, error, sizeof error) != MIXP_OK) die(1, "%s", error);
 }
 
 #endif

@@ -12,7 +12,7 @@ enum { LOSS_AUTO, LOSS_WHOLE, LOSS_CHUNKS };
 enum { GUARD_AUTO, GUARD_ON, GUARD_OFF };
 
 typedef struct run_options {
-    const char *model, *tokenizer, *data, *val_data, *chat, *targets, *adapter, *out, *gguf, *gguf_type, *prompt;
+    const char *model, *tokenizer, *data, *val_data, *chat, *targets, *adapter, *out, *gguf, *gguf_type, *gguf_adapter, *prompt;
     char    device[16], isa[16], ranks[16];
     int64_t steps, batch, block, accumulate, total_batch, warmup, lora, val_rows, eval_every, log_every, save_every;
     int64_t dtype, level, moments, masters, recompute, loss, guard, retry;
@@ -74,6 +74,7 @@ static const option options[] = {
     FLAG_OPT("resume", resume, "continue the run in --out, with the other options as they were"),
     FLAG_OPT("overwrite", overwrite, "begin a new run in a folder that holds a checkpoint"),
     POINTER_OPT("gguf", gguf, NULL, "FILE.gguf", "save the model there for llama.cpp, with its adapters and its tokenizer"),
+    POINTER_OPT("gguf-adapter", gguf_adapter, NULL, "FILE.gguf", "save only the adapters there, for llama-server --lora"),
     POINTER_OPT("gguf-type", gguf_type, NULL, "f32|f16|bf16|q8_0", "type of the matrices in FILE.gguf (default: the model's)"),
     WHOLE_OPT("log-every", log_every, "auto", 1, 1e9, "steps between lines; auto = a twentieth of --steps"),
     WHOLE_OPT("eval-every", eval_every, "auto", 1, 1e9, "steps between validations; auto = a tenth of --steps"),

@@ -363,6 +363,7 @@ static void save_into(const char *folder, int whole) {
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         die(1, "cannot make the folder %s: %s", folder, strerror(errno));
     if (whole) open_again();
+    if (data.chat && whole && is_training()) use_style(data.chat);
     if (whole) save_model(folder);
     else save_adapters(folder);
 }
@@ -382,12 +383,14 @@ static void keep_best(double val) {
  * holds these sums, of the values of the model's own files. */
 static void save(void) {
     int whole = saves_whole();
+    if (data.chat && is_training()) use_style(data.chat);
     if (opt.out && !whole) save_into(opt.out, 0);
     if ((opt.out && whole) || opt.gguf) open_again();
     if (m.rank && opt.out && whole) say_rounding("--out", -1);
     if (m.rank && opt.gguf) say_rounding("--gguf", gguf_type_of_model());
     if (opt.out && whole) save_into(opt.out, 1);
     if (opt.gguf) save_gguf(opt.gguf);
+    if (opt.gguf_adapter) save_gguf_adapters(opt.gguf_adapter);
 }
 
 /* At a signal: saves, and prints the command that continues the run. Returns the exit status. */

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # record_letters.py - the letters, numbers and spaces of Unicode, as regular expressions of tokenizers name
-# them: \p{L}, \p{N} and \s. Writes examples/trainer/letters.h.
+# them: \p{L}, \p{N} and \s. Writes examples/trainer/letters.h. Needs unicodedataplus, whose version is that of the
+# regular expressions of tokenizers 0.23: no newer one, whose letters that library would cut as signs.
 # SPDX-License-Identifier: MIT OR Unlicense
 import sys
-import unicodedata
+import unicodedataplus as unicodedata
 
 SPACES = [9, 10, 11, 12, 13, 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
 

@@ -468,6 +468,46 @@ static void rows_count_what_the_assistant_says(void) {
     CHECK_INT(n_printed, 2 * (tokenizer_cases[2].n - 1));
 }
 
+/* Number of targets that count in a chat whose last two messages, with these keys, are the assistant's and the
+ * user's. */
+static int counted(const char *mark, const char *style, const char *content, const char *of_assistant, const char *of_user) {
+    char text[512], line[128];
+    int  n = 0;
+    snprintf(text, sizeof text,
+             "%s{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"%s\"%s},"
+             " {\"role\": \"user\", \"content\": \"q\"%s}, {\"role\": \"assistant\", \"content\": \"z\"}]}\n",
+             mark, content, of_assistant, of_user);
+    write_text_of("marked.jsonl", text);
+    snprintf(line, sizeof line, "test @ --data @/marked.jsonl --chat %s", style);
+    CHECK_INT(run_apart(print_rows, line), 0);
+    for (int i = 0; i < n_printed / 2; i++) n += (int)printed[2 * i + 1] != MIXP_IGNORE;
+    return n;
+}
+
+/* Keys of a message exclude or include its words; what says nothing changes nothing; Llama 3 trims. */
+static void chats_say_what_counts(void) {
+    int one, two, rows;
+    write_model(&llama_cases[0]);
+    two = counted("", "zephyr", "z", "", "");
+    rows = n_printed;
+    one = two / 2;
+    CHECK(two > 0 && two % 2 == 0 && said[0] == 0);
+    CHECK_INT(counted("", "zephyr", "z", ", \"weight\": 0", ""), one);
+    CHECK_INT(counted("", "zephyr", "z", ", \"train\": false", ""), one);
+    CHECK_INT(counted("", "zephyr", "z", ", \"loss\": false", ""), one);
+    CHECK_INT(counted("", "zephyr", "z", ", \"weight\": 1, \"tool_calls\": null, \"id\": \"x\"", ""), two);
+    CHECK(counted("", "zephyr", "z", "", ", \"train\": true") > two);
+    CHECK_INT(counted("\xEF\xBB\xBF", "zephyr", "z", "", ""), two);
+    CHECK_INT(n_printed, rows);
+    CHECK_INT(counted("", "zephyr", "z", ", \"key_of_2030\": 1", ""), two);
+    CHECK_TEXT(said, "the key \"key_of_2030\" is not used");
+    counted("", "zephyr", "z<|endoftext|>", "", "");
+    CHECK_TEXT(said, "1 messages have control tokens in their words");
+    two = counted("", "llama3", "z", "", "");
+    CHECK_INT(counted("", "llama3", " \\n\\u00a0\\u3000z\\u001f\\t ", "", ""), two);
+    CHECK(counted("", "zephyr", " z ", "", "") > 2 * one);
+}
+
 static void bad_data_are_named(void) {
     static const struct {
         const char *text, *what;
@@ -479,6 +519,19 @@ static void bad_data_are_named(void) {
         { "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",
           "has no token to train on" },
         { "", "has no token to train on" },
+        { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": 1}]}]}",
+          "line 1: \"tool_calls\" changes what is learnt" },
+        { "{\"tools\": [{}], \"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}", "\"tools\" changes" },
+        { "{\"system\": \"be\", \"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}", "\"system\" changes" },
+        { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"reasoning_content\": \"b\"}]}",
+          "\"reasoning_content\" changes" },
+        { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0.5}]}", "weight of a message is 0.5" },
+        { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"train\": 1}]}", "\"train\" of a message must be" },
+        { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\\u0000b\"}]}", "line 1: a content holds \\u0000" },
+        { "{}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"caf\xE9\"}]}", "line 2: byte 55, 0xe9, is no UTF-8" },
+        { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\xED\xA0\x80\"}]}", "is no UTF-8" },
+        { "\xF4\x90\x80\x80", "byte 1, 0xf4" },
+        { "\xE0\x81\x81", "byte 1, 0xe0" },
     };
     static const char zero[] =
         "{\"messages\": [{\"role\": \"assistant\", \"content\": \"abc\"}]}\n"
@@ -494,6 +547,7 @@ static void bad_data_are_named(void) {
     CHECK(f && fwrite(zero, 1, sizeof zero, f) == sizeof zero && fclose(f) == 0);
     expect_refusal("llama @ --sample 0 --chat chatml --data @/zero.jsonl", 1, "zero.jsonl",
                    "byte 57 is 0");
+    write_text_of("bad.jsonl", "{}");
     expect_refusal("llama @ --sample 0 --data @/bad.jsonl", 1, "tokenizer.json",
                    "has no token of chats");
     expect_refusal("llama @ --sample 0 --data @/absent", 1, "absent", "Check --data");
@@ -604,6 +658,73 @@ static void merging_keeps_the_files_values(void) {
     write_model(&llama_cases[1]);
     write_config_of(&llama_cases[0], ", \"num_key_value_heads\": 4, \"attention_bias\": true, \"mlp_bias\": true");
     expect_refusal("llama @" QUIET, 1, "lm_head.weight differs from model.embed_tokens.weight", "tie_word_embeddings");
+}
+
+/* The tokens of tokenizer_config.json come before those of config.json; the template goes into GGUF and back; chats that
+ * were trained bring the template of their style. */
+static void usage_is_carried(void) {
+    static char text[4096];
+    gguf       *g = NULL;
+    size_t      n = 0;
+    const char *found;
+    write_model(&llama_cases[0]);
+    write_config_of(&llama_cases[0], ", \"eos_token_id\": [5, 6], \"bos_token_id\": 7");
+    write_text_of("tokenizer_config.json", "{\"eos_token\": \"<|endoftext|>\", \"pad_token\": {\"content\": \"<|endoftext|>\"},"
+                                           " \"chat_template\": [{\"name\": \"rag\", \"template\": \"R\"},"
+                                           " {\"name\": \"default\", \"template\": \"T\\n<|im_start|>\"}]}");
+    write_text_of("generation_config.json", "{\"bos_token_id\": 3, \"top_k\": 4}");
+    write_text_of("chat.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"abc\"}]}\n");
+    CHECK_INT(run_apart(llama_main, "llama @ --gguf @/used.gguf" QUIET), 0);
+    CHECK_INT(gguf_read(in_folder_of_test("used.gguf"), &g, said, sizeof said), MIXP_OK);
+    CHECK(g && gguf_number(g, "tokenizer.ggml.eos_token_id", -1) == 0);
+    CHECK(g && gguf_number(g, "tokenizer.ggml.padding_token_id", -1) == 0);
+    CHECK(g && gguf_number(g, "tokenizer.ggml.bos_token_id", -1) == 3);
+    found = g ? gguf_text(g, "tokenizer.chat_template", &n) : NULL;
+    CHECK(found && n == 14 && memcmp(found, "T\n<|im_start|>", n) == 0);
+    gguf_free(g);
+    CHECK_INT(run_apart(llama_main, "llama @/used.gguf --out @/used" QUIET), 0);
+    read_text_of(in_folder_of_test("used/chat_template.jinja"), text, sizeof text);
+    CHECK(strcmp(text, "T\n<|im_start|>") == 0);
+    CHECK_INT(run_apart(llama_main, "llama @ --data @/chat.jsonl --chat chatml --steps 1 --out @/same" QUIET), 0);
+    read_text_of(in_folder_of_test("same/tokenizer_config.json"), text, sizeof text);
+    CHECK_TEXT(text, "\"T\\n<|im_start|>\"");
+    CHECK(!is_there(in_folder_of_test("same/chat_template.jinja")));
+    CHECK_INT(run_apart(llama_main, "llama @ --data @/chat.jsonl --chat zephyr --steps 1 --out @/other" QUIET), 0);
+    CHECK_TEXT(said, "does not write zephyr, which was trained");
+    read_text_of(in_folder_of_test("other/tokenizer_config.json"), text, sizeof text);
+    CHECK(strstr(text, "pad_token") && !strstr(text, "chat_template"));
+    read_text_of(in_folder_of_test("other/chat_template.jinja"), text, sizeof text);
+    CHECK_TEXT(text, "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '</s>' + '\\n' }}");
+    for (int i = 0; i < COPIED_FILES; i++) remove(in_folder_of_test(copied_files[i]));
+}
+
+/* The adapters alone: each pair of tensors under llama.cpp's names; rows of q are turned as those of the model are. */
+static void adapters_are_saved_as_gguf(void) {
+    gguf                *g = NULL;
+    const mixp_st_entry *e;
+    const float         *b = NULL;
+    write_model(&llama_cases[0]);
+    write_adapters("");
+    for (int64_t i = 0; i < made.n; i++)
+        if (strstr(made.e[i].name, "layers.1.self_attn.q_proj.lora_B")) b = (const float *)made.e[i].data;
+    CHECK_INT(run_apart(llama_main, "llama @ --adapter @ --gguf-adapter @/apart.gguf" QUIET), 0);
+    CHECK_INT(gguf_read(in_folder_of_test("apart.gguf"), &g, said, sizeof said), MIXP_OK);
+    if (!g || !b) return;
+    CHECK(gguf_text_is(g, "general.type", "adapter") && gguf_text_is(g, "adapter.type", "lora"));
+    CHECK(gguf_text_is(g, "general.architecture", "llama"));
+    CHECK_NEAR(gguf_number(g, "adapter.lora.alpha", 0), LLAMA_ALPHA, 1e-6);
+    CHECK_INT(g->n, 4 * LLAMA_LAYERS);
+    e = gguf_find(g, "blk.0.ffn_down.weight.lora_a");
+    CHECK(e && e->shape[0] == LLAMA_RANK && e->shape[1] == LLAMA_INNER);
+    e = gguf_find(g, "blk.1.attn_q.weight.lora_b");
+    CHECK(e && e->shape[0] == LLAMA_WIDTH && e->shape[1] == LLAMA_RANK);
+    for (int r = 0; e && r < LLAMA_WIDTH; r++) { /* heads of 8 rows: 0 4 1 5 2 6 3 7 */
+        int from = r / 8 * 8 + r % 2 * 4 + r % 8 / 2;
+        CHECK(memcmp((const float *)e->data + r * LLAMA_RANK, b + from * LLAMA_RANK, LLAMA_RANK * sizeof *b) == 0);
+    }
+    gguf_free(g);
+    expect_refusal("llama @/apart.gguf" QUIET, 1, "apart.gguf", "general.type is not model");
+    expect_refusal("llama @ --gguf-adapter @/none.gguf" QUIET, 2, "--gguf-adapter", "add --lora or --adapter");
 }
 
 static void write_index(int64_t split, const char *second) {
@@ -1112,7 +1233,10 @@ int main(int argc, char **argv) {
     RUN(whole_models_are_saved);
     RUN(cached_samples_have_the_same_bits);
     RUN(rows_count_what_the_assistant_says);
+    RUN(chats_say_what_counts);
     RUN(bad_data_are_named);
+    RUN(usage_is_carried);
+    RUN(adapters_are_saved_as_gguf);
     RUN(configs_are_refused_by_field);
     RUN(weights_are_refused_by_tensor);
     RUN(merging_keeps_the_files_values);
