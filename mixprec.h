@@ -2232,8 +2232,8 @@ MIXPREC_HD void mixpi_adamax(const mixp_step_scalars *u, float g, float *p, floa
 /* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum
  * into Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see
  * mixp_param_row; NAdam and Adamax do not read it. */
-MIXPREC_HD void mixpi_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
-                                   float *p, float *m, float *v, float *third) {
+MIXPREC_HD void mixpi_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u,
+                                    float grad, float *p, float *m, float *v, float *third) {
     const float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
     float top, ratio;
     if (kind == MIXP_OPTIMIZER_RMSPROP) {
@@ -5205,7 +5205,8 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
  * joined by dots; a joined name is cut after 200 characters. Leave the block only at its end, and
  * keep it within a step, as with MIXP_AUTOCAST. */
 #define MIXP_SCOPE(ctx, name) \
-    MIXPI_IN_REGION(mixpi_scope_, mixpi_scope_enter((ctx), (name)), mixpi_scope_leave(ctx), __LINE__)
+    MIXPI_IN_REGION(mixpi_scope_, mixpi_scope_enter((ctx), (name)), mixpi_scope_leave(ctx), \
+                    __LINE__)
 MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
 MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* always 0 */
 
@@ -5467,9 +5468,10 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
 #define MIXP_READS_ALL    0xFFFFFFFFu
 MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what);
 /* For backward only: returns the gradient of input i, to be filled. NULL: the gradient is not
- * wanted. accumulate must not be NULL. *accumulate 1: add to the values; 0: overwrite them (they are uninitialised). Backward
- * must ask for each wanted gradient and write it, otherwise mixp_backward fails with
- * MIXP_ERR_ARGUMENT. (A GPU does not detect a gradient that was asked for and not written.) */
+ * wanted. accumulate must not be NULL. *accumulate 1: add to the values; 0: overwrite them, which
+ * are uninitialised. Backward must ask for each wanted gradient and write it, otherwise
+ * mixp_backward fails with MIXP_ERR_ARGUMENT. (A GPU does not detect a gradient that was asked for
+ * and not written.) */
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* 1: the gradient of input i is wanted. */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
@@ -6243,7 +6245,8 @@ typedef struct mixp_scaler_desc {
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
 
-/* Computes the rule of a description; NULL = zeroed. MIXP_ERR_ARGUMENT: a field is out of range. Pure. */
+/* Computes the rule of a description; NULL = zeroed. Pure. MIXP_ERR_ARGUMENT: a field is out of
+ * range. */
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
                                                  mixp_scaler_rule *rule);
 
@@ -7727,8 +7730,10 @@ static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_is_real(a.dtype);
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_is_real(y.dtype); }
 
 /* The array a from element i on. */
-static mixp_in mixpi_in_at(mixp_in a, int64_t i)
-{ return mixpi_in((const char *)a.data + (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype), a.dtype); }
+static mixp_in mixpi_in_at(mixp_in a, int64_t i) {
+    const ptrdiff_t at = (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype);
+    return mixpi_in((const char *)a.data + at, a.dtype);
+}
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
     a.data = (char *)a.data + (ptrdiff_t)i * (ptrdiff_t)mixp_dtype_size(a.dtype);
     return a;
@@ -8396,8 +8401,7 @@ static void mixpi_dropout_plan(mixpi_dropout_job *d, const mixp_dropout_args *k)
 
 /* The first row whose id is neither in [0, limit) nor `ignore`; -1 if all are valid. */
 #define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is ignored                 */
-static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
-                            int64_t ignore) {
+static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit, int64_t ignore) {
     int64_t i;
     for (i = 0; i < rows; i++)
         if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return i;
@@ -8428,8 +8432,8 @@ static int64_t mixpi_bad_bag(const mixp_bags *b, int64_t rows) {
 }
 
 /* Are the ids of an embedding, or of bags, out of range? */
-static int mixpi_bad_embedding(const int32_t *ids, int64_t rows, int64_t vocab,
-                               const mixp_bags *bags) {
+static int mixpi_bad_embedding(
+    const int32_t *ids, int64_t rows, int64_t vocab, const mixp_bags *bags) {
     if (!bags->count) return mixpi_bad_id(ids, rows, vocab, MIXPI_NO_INDEX) >= 0;
     return mixpi_bad_id(ids, rows, vocab, bags->padding) >= 0 || mixpi_bad_bag(bags, rows) >= 0;
 }
@@ -8437,7 +8441,8 @@ static int mixpi_bad_embedding(const int32_t *ids, int64_t rows, int64_t vocab,
 /* Returns the error of norm's arguments, or MIXP_OK. */
 static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
-        !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
+        !(k->rms || mixpi_may_read(k->beta)))
+        return MIXP_ERR_DTYPE;
     return k->y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
 
@@ -8490,9 +8495,8 @@ static void mixpi_embedding_back_bags(const mixpi_embedding_back_job *job) {
     const mixp_bags *b = &k->bags;
     for (int64_t i = 0; i < b->count; i++) {
         const int64_t end = mixpi_bag_first(b, k->rows, i + 1);
-        const float n = b->mode == MIXP_BAG_MEAN
-                            ? (float)mixpi_bag_counted(b, k->ids, k->rows, i)
-                            : 1.0f;
+        const float n =
+            b->mode == MIXP_BAG_MEAN ? (float)mixpi_bag_counted(b, k->ids, k->rows, i) : 1.0f;
         for (int64_t j = mixpi_bag_first(b, k->rows, i); j < end; j++) {
             job->bag[j] = i;
             job->factor[j] = b->weights.data ? mixp_get(b->weights, j) : 1.0f / n;
@@ -8512,11 +8516,12 @@ static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
 }
 
 /* Elements of work for an id: the average number of rows of dy per id, times the columns. */
-static int64_t mixpi_embedding_back_work(const mixp_embedding_backward_args *k)
-{ return mixpi_ceil_div((k->rows + k->vocab) * k->cols, k->vocab > 0 ? k->vocab : 1); }
+static int64_t mixpi_embedding_back_work(const mixp_embedding_backward_args *k) {
+    return mixpi_ceil_div((k->rows + k->vocab) * k->cols, k->vocab > 0 ? k->vocab : 1);
+}
 
-/* The largest exponential of a row is 1. Where the sum of the others is less than this, it is summed
- * without the largest, because 1 + others loses digits. */
+/* The largest exponential of a row is 1. Where the sum of the others is less than this, it is
+ * summed without the largest, because 1 + others loses digits. */
 #define MIXPI_SURE 0.25
 
 /* cross_entropy: the rows' losses in double, added in order. */
@@ -8569,8 +8574,8 @@ typedef struct mixpi_entropy_slopes {
 
 /* The target's slope, all p - hot with p near 1, is made of the others' probability, 1 - p, which
  * keeps its digits. Products in double are exact, so contracting them changes nothing. */
-static mixpi_entropy_slopes mixpi_entropy_slopes_of(const mixpi_entropy_back_job *job,
-                                                    int64_t row) {
+static mixpi_entropy_slopes mixpi_entropy_slopes_of(
+    const mixpi_entropy_back_job *job, int64_t row) {
     const mixp_cross_entropy_backward_args *k = job->k;
     mixpi_entropy_slopes s = { job->factor, 1.0f, 0.0f, 0.0f };
     float hot = 1.0f - k->smoothing;
@@ -8595,7 +8600,7 @@ typedef struct mixpi_entropy_both_job {
 
 /* The backward pass of the loss that k computes. */
 static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
-        const mixp_cross_entropy_both_args *k) {
+    const mixp_cross_entropy_both_args *k) {
     mixp_cross_entropy_backward_args back;
     memset(&back, 0, sizeof back);
     back.rows = k->loss.rows;
@@ -8620,8 +8625,9 @@ typedef struct mixpi_most {
 static int mixpi_is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
 
 /* Are both equal, or both NaN? */
-static int mixpi_most_equals(float x, float most)
-{ return x == most || (mixpi_is_nan(x) && mixpi_is_nan(most)); }
+static int mixpi_most_equals(float x, float most) {
+    return x == most || (mixpi_is_nan(x) && mixpi_is_nan(most));
+}
 
 static void mixpi_most_take(mixpi_most *m, float x, int64_t index) {
     int larger = x > m->value || mixpi_is_nan(x);
@@ -8713,8 +8719,8 @@ static void mixpi_compare_unit(const void *args, int64_t line) {
         rest /= k->shape[axis];
     }
     for (i = 0; i < n; i++)
-        k->y[line * n + i] = (uint8_t)mixpi_holds(k->how, mixpi_exact(k->a, a + i * step_a),
-                                                     mixpi_exact(k->b, b + i * step_b));
+        k->y[line * n + i] = (uint8_t)mixpi_holds(
+            k->how, mixpi_exact(k->a, a + i * step_a), mixpi_exact(k->b, b + i * step_b));
 }
 
 static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k) {
@@ -8723,8 +8729,8 @@ static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k)
         return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_comparable(k->a) || !mixpi_is_comparable(k->b)) return MIXP_ERR_DTYPE;
     for (int axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
-    return mixpi_each_unit(x, lines, 8 * (k->rank ? k->shape[k->rank - 1] : 1),
-                           mixpi_compare_unit, k);
+    return mixpi_each_unit(
+        x, lines, 8 * (k->rank ? k->shape[k->rank - 1] : 1), mixpi_compare_unit, k);
 }
 
 /* The rank of element i of a row: one that comes earlier has a larger rank. */
@@ -8735,8 +8741,8 @@ static uint64_t mixpi_topk_rank(const mixp_topk_args *k, int64_t row, int32_t i)
 
 /* Lets `moved` sink from `at` in a heap of n positions, in which each comes behind those under
  * it. */
-static void mixpi_topk_sift(const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at,
-                            int64_t n, int32_t moved) {
+static void mixpi_topk_sift(
+    const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at, int64_t n, int32_t moved) {
     const uint64_t own = mixpi_topk_rank(k, row, moved);
     int64_t child;
     for (child = 2 * at + 1; child < n; child = 2 * at + 1) {
@@ -13200,8 +13206,8 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     if (k->log_of) {
         const int sure = sum < 1.0 + MIXPI_SURE;
         MIXPI_P(log_softmax_row)(k, at, max,
-                                 sure ? log1pf((float)MIXPI_P(row_others)(k->a, at, k->cols, max, e))
-                                      : logf((float)sum));
+            sure ? log1pf((float)MIXPI_P(row_others)(k->a, at, k->cols, max, e))
+                 : logf((float)sum));
         return;
     }
     MIXPI_BLOCKS(i, n, k->cols) {
@@ -13214,8 +13220,9 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
 
 MIXPI_KERNEL(softmax, mixpi_cpu_softmax, mixp_softmax_args, MIXPI_P(softmax_row))
 
-/* The sum over a row of (dy - dy[but]) y, or of dy for the log, without column `but`. With -1, the sum
- * of dy y, or of dy, over all columns; then the column that has 3/4 or more of y goes to *sure. */
+/* The sum over a row of (dy - dy[but]) y, or of dy for the log, without column `but`. With -1, the
+ * sum of dy y, or of dy, over all columns; then the column that has 3/4 or more of y goes to
+ * *sure. */
 MIXPI_K double MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at,
                                          int64_t but, int64_t *sure) {
     const float shift = but < 0 || k->log_of ? 0.0f : MIXPI_P(read_one)(k->dy, at + but);
@@ -14633,8 +14640,8 @@ typedef struct mixpi_tiles {
     if (tall) DOT(2, 5, 6);                                                               \
     if (tall && wide) DOT(3, 5, 7);
 
-/* A step of a and of b. b is loaded past L1: a panel of a meets many panels of b, so it stays in L1.
- * On an Emerald Rapids this is 2 to 14 % faster than a past L1. */
+/* A step of a and of b. b is loaded past L1: a panel of a meets many panels of b, so it stays in
+ * L1. On an Emerald Rapids this is 2 to 14 % faster than a past L1. */
 #define MIXPI_TILES_STEP_BY(DOT)                                                          \
     MIXPI_AMX_LOAD(4, a, row);                                                            \
     MIXPI_AMX_LOAD_PAST(6, b, 64);                                                        \
@@ -22632,8 +22639,8 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->tape.inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
         "%s: not possible inside an operator's infer, forward or backward, nor inside a hook of "
-        "ranks. If an exception has left such a function, call mixp_step_begin%s. If another thread "
-        "uses this context at the same time: one thread at a time, or a context for each",
+        "ranks. If an exception has left such a function, call mixp_step_begin%s. If another "
+        "thread uses this context at the same time: one thread at a time, or a context for each",
         who, ctx->tape.refused ? " again" : "");
 }
 
@@ -30908,7 +30915,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     }
 
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-        "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, products and sums",
+        "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, products and "
+        "sums",
         c->op->name, c->op->name);
     return NULL;
 }
@@ -37146,7 +37154,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
     const char *schema = mixp_safetensors_metadata(file, "mixprec");
-    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint: to load weights only, call mixp_checkpoint_load_weights");
+    if (!schema)
+        mixpi_report_fail(r, MIXP_ERR_FORMAT,
+            "not a mixprec checkpoint: to load weights only, call mixp_checkpoint_load_weights");
     else if (strcmp(schema, "1") != 0)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
             "saved by another version of mixprec: the file has layout '%.20s', this version reads "

@@ -159,7 +159,8 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
  * joined by dots; a joined name is cut after 200 characters. Leave the block only at its end, and
  * keep it within a step, as with MIXP_AUTOCAST. */
 #define MIXP_SCOPE(ctx, name) \
-    MIXPI_IN_REGION(mixpi_scope_, mixpi_scope_enter((ctx), (name)), mixpi_scope_leave(ctx), __LINE__)
+    MIXPI_IN_REGION(mixpi_scope_, mixpi_scope_enter((ctx), (name)), mixpi_scope_leave(ctx), \
+                    __LINE__)
 MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
 MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* always 0 */
 

@@ -10,6 +10,9 @@ extern "C" {
 #include "results.h"
 #include "formats.h"
 #include "arithmetic.h"
+#include "updates.h"
+#include "agreement.h"
+#include "elements.h"
 #include "small.h"
 #include "kernels.h"
 #include "quantise.h"
@@ -55,6 +58,8 @@ MIXPI_SMALL_BEGIN
 #include "formats.c"
 #include "cpu/float_mode.c"
 #include "cpu/shared.c"
+#include "cpu/maps.c"
+#include "cpu/row_plans.c"
 #include "cpu/machine.c"
 #include "cpu/link_names.c"
 #ifndef MIXPREC_ONLY_FORMATS
@@ -81,6 +86,7 @@ MIXPI_SMALL_END
 #ifndef MIXPREC_ONLY_FORMATS
 MIXPI_SMALL_BEGIN
 #include "cpu/elementwise.c"
+#include "cpu/picks.c"
 #include "cpu/rows.c"
 MIXPI_SMALL_END
 #include "cpu/gemm.c"

@@ -88,7 +88,8 @@ typedef struct mixp_scaler_desc {
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
 
-/* Computes the rule of a description; NULL = zeroed. MIXP_ERR_ARGUMENT: a field is out of range. Pure. */
+/* Computes the rule of a description; NULL = zeroed. Pure. MIXP_ERR_ARGUMENT: a field is out of
+ * range. */
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
                                                  mixp_scaler_rule *rule);
 

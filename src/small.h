@@ -1,5 +1,6 @@
 #pragma once
-#include "arithmetic.h"
+#include "agreement.h"
+#include "elements.h"
 /* --- states of fewer bytes ----------------------------------------------------------------- *
  *
  * Random numbers are keyed by (seed, applied steps, tensor, element), with one word per element.

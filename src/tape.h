@@ -174,9 +174,10 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
 #define MIXP_READS_ALL    0xFFFFFFFFu
 MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what);
 /* For backward only: returns the gradient of input i, to be filled. NULL: the gradient is not
- * wanted. accumulate must not be NULL. *accumulate 1: add to the values; 0: overwrite them (they are uninitialised). Backward
- * must ask for each wanted gradient and write it, otherwise mixp_backward fails with
- * MIXP_ERR_ARGUMENT. (A GPU does not detect a gradient that was asked for and not written.) */
+ * wanted. accumulate must not be NULL. *accumulate 1: add to the values; 0: overwrite them, which
+ * are uninitialised. Backward must ask for each wanted gradient and write it, otherwise
+ * mixp_backward fails with MIXP_ERR_ARGUMENT. (A GPU does not detect a gradient that was asked for
+ * and not written.) */
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* 1: the gradient of input i is wanted. */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);

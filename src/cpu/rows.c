@@ -98,8 +98,8 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     if (k->log_of) {
         const int sure = sum < 1.0 + MIXPI_SURE;
         MIXPI_P(log_softmax_row)(k, at, max,
-                                 sure ? log1pf((float)MIXPI_P(row_others)(k->a, at, k->cols, max, e))
-                                      : logf((float)sum));
+            sure ? log1pf((float)MIXPI_P(row_others)(k->a, at, k->cols, max, e))
+                 : logf((float)sum));
         return;
     }
     MIXPI_BLOCKS(i, n, k->cols) {
@@ -112,8 +112,9 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
 
 MIXPI_KERNEL(softmax, mixpi_cpu_softmax, mixp_softmax_args, MIXPI_P(softmax_row))
 
-/* The sum over a row of (dy - dy[but]) y, or of dy for the log, without column `but`. With -1, the sum
- * of dy y, or of dy, over all columns; then the column that has 3/4 or more of y goes to *sure. */
+/* The sum over a row of (dy - dy[but]) y, or of dy for the log, without column `but`. With -1, the
+ * sum of dy y, or of dy, over all columns; then the column that has 3/4 or more of y goes to
+ * *sure. */
 MIXPI_K double MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at,
                                          int64_t but, int64_t *sure) {
     const float shift = but < 0 || k->log_of ? 0.0f : MIXPI_P(read_one)(k->dy, at + but);

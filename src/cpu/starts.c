@@ -1,5 +1,5 @@
 #pragma once
-#include "shared.c"
+#include "row_plans.c"
 #include "machine.c"
 /* --- what a kernel does once a call --------------------------------------------------------- *
  * A kernel checks its arguments, plans its work and runs tasks. Only the tasks differ between

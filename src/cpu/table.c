@@ -1,4 +1,5 @@
 #pragma once
+#include "picks.c"
 #include "rows.c"
 #include "gemm_tiles.c"
 #include "attention_tiles.c"

@@ -1,5 +1,5 @@
 #pragma once
-#include "gemm.cu"
+#include "gemm_measuring.cu"
 /* --- choices, as text ------------------------------------------------------------------- *
  *
  * A first line names the GPU and library, then follow one line per plan and their number, which

@@ -1,5 +1,5 @@
 #pragma once
-#include "gemm.cu"
+#include "gemm_measuring.cu"
 /* --- epilogues ------------------------------------------------------------------------- */
 
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 #include "recipes.cu"
-#include "gemm.cu"
+#include "gemm_measuring.cu"
 /* --- narrow products ---------------------------------------------------------------------- *
  *
  * cuBLASLt multiplies fp8 and fp4 codes. Kernels write the codes of the quantised bf16 values to

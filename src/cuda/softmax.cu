@@ -30,8 +30,8 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
 }
 /* Of a row without column `but`; -1: of all its columns. */
 template <int T, mixp_dtype D = any_real>
-__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols, bool wide,
-                                          int64_t but = -1) {
+__device__ inline Exponents row_exponents(
+    const mixp_in &a, int64_t row, int64_t cols, bool wide, int64_t but = -1) {
     int rank = (int)threadIdx.x % T;
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
@@ -186,8 +186,8 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
  * columns. Their sum is not made before its use: it would lose `others` beside a target near 1. */
 struct RowExponents { float top, hot, others; };
 template <int T, mixp_dtype D>
-__device__ inline RowExponents entropy_exponents(const EntropyJob &s, int64_t r, const mixp_in &a,
-                                                 int64_t from, float at_target) {
+__device__ inline RowExponents entropy_exponents(
+    const EntropyJob &s, int64_t r, const mixp_in &a, int64_t from, float at_target) {
     const int32_t target = s.targets[r];
     const bool counts = target != s.ignore && is_id(target, s.cols);
     const Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide, counts ? target : -1);

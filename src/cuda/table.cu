@@ -4,7 +4,7 @@
 #include "norms.cu"
 #include "embedding.cu"
 #include "largest.cu"
-#include "optimizers.cu"
+#include "update.cu"
 #include "gemm_epilogues.cu"
 #include "gemm_choices.cu"
 #include "narrow.cu"

@@ -672,7 +672,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
     const char *schema = mixp_safetensors_metadata(file, "mixprec");
-    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint: to load weights only, call mixp_checkpoint_load_weights");
+    if (!schema)
+        mixpi_report_fail(r, MIXP_ERR_FORMAT,
+            "not a mixprec checkpoint: to load weights only, call mixp_checkpoint_load_weights");
     else if (strcmp(schema, "1") != 0)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
             "saved by another version of mixprec: the file has layout '%.20s', this version reads "

@@ -364,7 +364,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     }
 
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-        "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, products and sums",
+        "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, products and "
+        "sums",
         c->op->name, c->op->name);
     return NULL;
 }

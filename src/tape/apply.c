@@ -52,8 +52,8 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->tape.inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
         "%s: not possible inside an operator's infer, forward or backward, nor inside a hook of "
-        "ranks. If an exception has left such a function, call mixp_step_begin%s. If another thread "
-        "uses this context at the same time: one thread at a time, or a context for each",
+        "ranks. If an exception has left such a function, call mixp_step_begin%s. If another "
+        "thread uses this context at the same time: one thread at a time, or a context for each",
         who, ctx->tape.refused ? " again" : "");
 }
 
