@@ -35,6 +35,8 @@ typedef struct mixp_muon_settings {
     int           iterations;   /* 5; at most 99                                           */
     int           f32;          /* 0: the iterations run in bf16; 1: in f32                */
     mixp_muon_rate rate;        /* MIXP_MUON_RATE_ORIGINAL                                 */
+    const double (*coefficients)[3];    /* a, b and c of each of the `iterations`, which
+                                   mixp_optimizer_new copies; NULL: a, b and c in all      */
 } mixp_muon_settings;
 
 /* Describes an optimizer of any kind. Fill it with the defaults of the kind, then change fields. A
@@ -179,6 +181,18 @@ MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor
  * already added stay. */
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern);
 
+/* For backward passes that reuse one gradient buffer. Keeps a copy of the gradient that the view of
+ * a parameter, given to mixp_optimizer_add, holds now; the program may overwrite the buffer at once,
+ * and views of several parameters may share it. The next step uses the copies: it looks at all of
+ * them, for one decision and one norm, and forgets them. A parameter that was not fed since the last
+ * step gets no gradient. A second call before the step adds to the copy (micro-batches). The order
+ * of the calls does not change the bits. Takes memory for one gradient, f32 of f64, at the first
+ * call; without memory for all gradients: docs/parts.md.
+ *
+ * MIXP_ERR_ARGUMENT: opt does not have param, or has it without a view; or there are ranks.
+ * MIXP_ERR_DTYPE: a second gradient of f64. MIXP_ERR_ORDER: between unscale or step, and update. */
+MIXPREC_API mixp_result mixp_optimizer_feed(mixp_optimizer *opt, const mixp_tensor *param);
+
 /* Forgets the gradients of all parameters; sets your views to 0. With zero_grad in the description,
  * each step does so itself, and clears a view in the pass that reads it. Use zero_grad in programs
  * that accumulate into their own buffers. A skipped step also clears the gradients, because an Inf
@@ -243,6 +257,27 @@ typedef enum mixp_state_kind {
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
+
+/* The counterpart of mixp_optimizer_read, for programs with checkpoints of their own: writes a state
+ * from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values, so
+ * training continues with the same bits if weights, masters, counts and the context's seed are
+ * restored as well. MASTER also writes the weight, rounded; without a master, the weight. Call it
+ * after mixp_optimizer_add, EMA after mixp_optimizer_set_ema. Waits for the device.
+ *
+ * Errors as in mixp_optimizer_read; also MIXP_ERR_ARGUMENT: a value is not finite, a square is
+ * negative, or states are sharded. MIXP_ERR_ORDER: in a step, a capture or a swap. On an error
+ * nothing changes, except if the device fails. */
+MIXPREC_API mixp_result mixp_optimizer_write(mixp_optimizer *opt, const mixp_tensor *param,
+                                             mixp_state_kind what, const float *host,
+                                             int64_t count);
+/* The number of applied steps that changed a parameter, by which its bias is corrected; 0 if opt
+ * does not have it, or this rank not all of it. Sets that number, at most the optimizer's; param
+ * NULL: that of the optimizer and of all its parameters, with no step skipped. Errors as in
+ * mixp_optimizer_write. */
+MIXPREC_API int64_t     mixp_optimizer_param_applied(const mixp_optimizer *opt,
+                                                     const mixp_tensor *param);
+MIXPREC_API mixp_result mixp_optimizer_set_applied(mixp_optimizer *opt, const mixp_tensor *param,
+                                                   int64_t steps);
 
 /* mixp_optimizer_applied: the number of applied steps. mixp_optimizer_lr: the learning rate of a
  * group's next step. Both wait for the device, and are

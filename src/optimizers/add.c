@@ -94,6 +94,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
     for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
         mixp_tensor *view = opt->slot[i].grad;
+        opt->slot[i].fed = 0;
         if (!view) {
             opt->slot[i].param->grad = NULL;
             continue;

@@ -4,8 +4,8 @@
 
 /* Address of one kind of state. */
 typedef struct mixpi_held_at {
-    const void    *data;
-    const uint8_t *scale;       /* scales of its blocks, or NULL                           */
+    void          *data;
+    uint8_t       *scale;       /* scales of its blocks, or NULL                           */
     mixp_dtype     dtype;
 } mixpi_held_at;
 

@@ -300,7 +300,7 @@ static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
     const mixp_muon_settings *m = &d->muon;
     const int lacks = ~mixpi_kind_of(d->kind)->has;
     const int sets_muon = mixpi_is_set(m->a) || mixpi_is_set(m->b) || mixpi_is_set(m->c) ||
-                          m->iterations || m->f32 || m->rate;
+                          m->iterations || m->f32 || m->rate || m->coefficients;
     if ((lacks & MIXPI_HAS_BETA1) && mixpi_is_set(d->beta1)) return "beta1";
     if ((lacks & MIXPI_HAS_BETA2) && mixpi_is_set(d->beta2)) return "beta2";
     if ((lacks & MIXPI_HAS_EPS) && mixpi_is_set(d->eps)) return "eps";
@@ -328,6 +328,9 @@ static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
     if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
     if ((unsigned)m->rate > MIXP_MUON_RATE_SPECTRAL_UNCLAMPED)
         return "muon.rate is not a mixp_muon_rate";
+    for (int k = 0; m->coefficients && k < 3 * m->iterations; k++)
+        if (!mixpi_f64_is_finite(m->coefficients[k / 3][k % 3]))
+            return "muon.coefficients must be finite";
     return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
 }
 
@@ -393,6 +396,13 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
     if (!m) return 0;
     m->settings = *settings;
     m->settings.f32 = settings->f32 != 0;
+    if (settings->coefficients) {
+        const size_t bytes = (size_t)settings->iterations * sizeof *settings->coefficients;
+        double(*kept)[3] = (double(*)[3])mixpi_opt_host(opt, bytes);
+        if (!kept) return 0;
+        memcpy(kept, settings->coefficients, bytes);
+        m->coefficients = kept;
+    }
     m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
     opt->muon = m;
     return m->look != NULL;

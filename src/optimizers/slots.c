@@ -8,7 +8,10 @@
 /* A parameter on the host. Kernels see the row with the same index. */
 typedef struct mixpi_slot {
     mixp_tensor *param;
-    mixp_tensor *grad;          /* the caller's view, or NULL: use param->grad             */
+    mixp_tensor *grad;          /* the caller's view, or a copy of it; NULL: use param->grad */
+    mixp_tensor *from;          /* the caller's view, of which grad is a copy that
+                                   mixp_optimizer_feed fills; or NULL                      */
+    int          fed;           /* 1: grad holds a gradient of the coming step             */
     uint64_t     version;       /* version of param for which the master weight is current */
     int          where;         /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
@@ -37,6 +40,7 @@ enum { MIXPI_MUON_MOMENTUM, MIXPI_MUON_UNIT, MIXPI_MUON_LAST, MIXPI_MUON_PASSES 
 /* Working memory of Muon: device memory for the largest matrix, and the rows of its passes. */
 typedef struct mixpi_muon {
     mixp_muon_settings settings;
+    double (*coefficients)[3];  /* a, b and c of each iteration, or NULL                   */
     int64_t  elements, side;    /* capacity: elements of a matrix; its smaller side        */
     mixp_out x, gram, poly;     /* X, A and b A + c A A, in the iteration's dtype          */
     float   *x_sum, *poly_sum;  /* x and poly in f32                                       */

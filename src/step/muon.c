@@ -134,7 +134,14 @@ static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
     MIXPI_TRY(mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state));
     MIXPI_TRY(mixpi_muon_unit_norm(o, i));
-    for (int k = 0; k < o->muon->settings.iterations; k++) MIXPI_TRY(mixpi_muon_iterate(o, i));
+    for (int k = 0; k < o->muon->settings.iterations; k++) {
+        if (o->muon->coefficients) {
+            o->muon->settings.a = o->muon->coefficients[k][0];
+            o->muon->settings.b = o->muon->coefficients[k][1];
+            o->muon->settings.c = o->muon->coefficients[k][2];
+        }
+        MIXPI_TRY(mixpi_muon_iterate(o, i));
+    }
     return mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state);
 }
 

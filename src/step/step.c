@@ -35,6 +35,7 @@ static void mixpi_step_done(mixp_optimizer *opt) {
         for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
             if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
         mixpi_note_write(p, "an optimizer's step");
+        slot->fed = 0;
         slot->version = p->version;
 
         /* zero_grad has cleared the gradient. */

@@ -5,6 +5,7 @@
 /* --- the table of parameters -------------------------------------------------------------- */
 
 static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot) {
+    if (slot->from && !slot->fed) return NULL;
     return slot->grad ? slot->grad : slot->param->grad;
 }
 
