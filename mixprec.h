@@ -6349,6 +6349,8 @@ typedef struct mixp_muon_settings {
     int           iterations;   /* 5; at most 99                                           */
     int           f32;          /* 0: the iterations run in bf16; 1: in f32                */
     mixp_muon_rate rate;        /* MIXP_MUON_RATE_ORIGINAL                                 */
+    const double (*coefficients)[3];    /* a, b and c of each of the `iterations`, which
+                                   mixp_optimizer_new copies; NULL: a, b and c in all      */
 } mixp_muon_settings;
 
 /* Describes an optimizer of any kind. Fill it with the defaults of the kind, then change fields. A
@@ -6493,6 +6495,18 @@ MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor
  * already added stay. */
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern);
 
+/* For backward passes that reuse one gradient buffer. Keeps a copy of the gradient that the view of
+ * a parameter, given to mixp_optimizer_add, holds now; the program may overwrite the buffer at once,
+ * and views of several parameters may share it. The next step uses the copies: it looks at all of
+ * them, for one decision and one norm, and forgets them. A parameter that was not fed since the last
+ * step gets no gradient. A second call before the step adds to the copy (micro-batches). The order
+ * of the calls does not change the bits. Takes memory for one gradient, f32 of f64, at the first
+ * call; without memory for all gradients: docs/parts.md.
+ *
+ * MIXP_ERR_ARGUMENT: opt does not have param, or has it without a view; or there are ranks.
+ * MIXP_ERR_DTYPE: a second gradient of f64. MIXP_ERR_ORDER: between unscale or step, and update. */
+MIXPREC_API mixp_result mixp_optimizer_feed(mixp_optimizer *opt, const mixp_tensor *param);
+
 /* Forgets the gradients of all parameters; sets your views to 0. With zero_grad in the description,
  * each step does so itself, and clears a view in the pass that reads it. Use zero_grad in programs
  * that accumulate into their own buffers. A skipped step also clears the gradients, because an Inf
@@ -6557,6 +6571,27 @@ typedef enum mixp_state_kind {
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
+
+/* The counterpart of mixp_optimizer_read, for programs with checkpoints of their own: writes a state
+ * from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values, so
+ * training continues with the same bits if weights, masters, counts and the context's seed are
+ * restored as well. MASTER also writes the weight, rounded; without a master, the weight. Call it
+ * after mixp_optimizer_add, EMA after mixp_optimizer_set_ema. Waits for the device.
+ *
+ * Errors as in mixp_optimizer_read; also MIXP_ERR_ARGUMENT: a value is not finite, a square is
+ * negative, or states are sharded. MIXP_ERR_ORDER: in a step, a capture or a swap. On an error
+ * nothing changes, except if the device fails. */
+MIXPREC_API mixp_result mixp_optimizer_write(mixp_optimizer *opt, const mixp_tensor *param,
+                                             mixp_state_kind what, const float *host,
+                                             int64_t count);
+/* The number of applied steps that changed a parameter, by which its bias is corrected; 0 if opt
+ * does not have it, or this rank not all of it. Sets that number, at most the optimizer's; param
+ * NULL: that of the optimizer and of all its parameters, with no step skipped. Errors as in
+ * mixp_optimizer_write. */
+MIXPREC_API int64_t     mixp_optimizer_param_applied(const mixp_optimizer *opt,
+                                                     const mixp_tensor *param);
+MIXPREC_API mixp_result mixp_optimizer_set_applied(mixp_optimizer *opt, const mixp_tensor *param,
+                                                   int64_t steps);
 
 /* mixp_optimizer_applied: the number of applied steps. mixp_optimizer_lr: the learning rate of a
  * group's next step. Both wait for the device, and are
@@ -6788,6 +6823,14 @@ typedef struct mixp_checkpoint_value {
     void       *data;           /* host memory                                             */
 } mixp_checkpoint_value;
 
+/* What a load made of a weight, or of a state of a parameter. */
+typedef enum mixp_weight_fate {
+    MIXP_WEIGHT_LOADED,
+    MIXP_WEIGHT_CONVERTED,
+    MIXP_WEIGHT_MISSING,        /* not in the file; the parameter keeps its value          */
+    MIXP_WEIGHT_EXTRA           /* no parameter has the name of this tensor of the file    */
+} mixp_weight_fate;
+
 typedef struct mixp_checkpoint {
     mixp_context          *ctx;            /* parameters, step count, seed                 */
     mixp_scaler           *scaler;         /* NULL = none. Each further scaler, as of a GAN:
@@ -6807,6 +6850,22 @@ typedef struct mixp_checkpoint {
     int                    only_trained;   /* 1: only the parameters that an optimizer trains, as of
                                               LoRA. Both for saving and for loading: the frozen
                                               ones are then the program's                  */
+    /* For a load, 1: parameters may have been added or removed since the save, in any optimizer of
+     * the same kind and groups. An added one keeps its value and its fresh states, and its bias
+     * correction begins anew; a removed one is dropped. Parameters that stayed resume bit for bit.
+     * All else stays an error, also another shape. tell, unless it is NULL, is called after the load
+     * for each weight and each state of a parameter by its name in the file: MIXP_WEIGHT_LOADED,
+     * _MISSING (added) or _EXTRA (removed) */
+    int                    partial;
+    void                 (*tell)(void *user, const char *name, mixp_weight_fate fate);
+    /* With path NULL, a save writes to `write`, and a load reads from `read`, in order and in
+     * pieces, so that engines, archives and sockets can hold a checkpoint. They return 0 for all n
+     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
+     * reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
+     * mixprec. NULL = files only */
+    int                  (*write)(void *user, const void *bytes, size_t n);
+    int                  (*read)(void *user, void *bytes, size_t n);
+    void                  *user;           /* passed to tell, write and read               */
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
@@ -6864,13 +6923,6 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
  * names a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so
  * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by
  * allow_extra. */
-typedef enum mixp_weight_fate {
-    MIXP_WEIGHT_LOADED,
-    MIXP_WEIGHT_CONVERTED,
-    MIXP_WEIGHT_MISSING,        /* not in the file; the parameter keeps its value          */
-    MIXP_WEIGHT_EXTRA           /* no parameter has the name of this tensor of the file    */
-} mixp_weight_fate;
-
 typedef struct mixp_weights_desc {
     int   allow_missing, allow_extra;   /* 1: such a tensor is not an error                */
     int   convert;              /* 1: another floating-point dtype is not an error: values are
@@ -31622,7 +31674,10 @@ MIXPI_SELDOM_BEGIN
 /* A parameter on the host. Kernels see the row with the same index. */
 typedef struct mixpi_slot {
     mixp_tensor *param;
-    mixp_tensor *grad;          /* the caller's view, or NULL: use param->grad             */
+    mixp_tensor *grad;          /* the caller's view, or a copy of it; NULL: use param->grad */
+    mixp_tensor *from;          /* the caller's view, of which grad is a copy that
+                                   mixp_optimizer_feed fills; or NULL                      */
+    int          fed;           /* 1: grad holds a gradient of the coming step             */
     uint64_t     version;       /* version of param for which the master weight is current */
     int          where;         /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
@@ -31651,6 +31706,7 @@ enum { MIXPI_MUON_MOMENTUM, MIXPI_MUON_UNIT, MIXPI_MUON_LAST, MIXPI_MUON_PASSES 
 /* Working memory of Muon: device memory for the largest matrix, and the rows of its passes. */
 typedef struct mixpi_muon {
     mixp_muon_settings settings;
+    double (*coefficients)[3];  /* a, b and c of each iteration, or NULL                   */
     int64_t  elements, side;    /* capacity: elements of a matrix; its smaller side        */
     mixp_out x, gram, poly;     /* X, A and b A + c A A, in the iteration's dtype          */
     float   *x_sum, *poly_sum;  /* x and poly in f32                                       */
@@ -32076,7 +32132,7 @@ static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
     const mixp_muon_settings *m = &d->muon;
     const int lacks = ~mixpi_kind_of(d->kind)->has;
     const int sets_muon = mixpi_is_set(m->a) || mixpi_is_set(m->b) || mixpi_is_set(m->c) ||
-                          m->iterations || m->f32 || m->rate;
+                          m->iterations || m->f32 || m->rate || m->coefficients;
     if ((lacks & MIXPI_HAS_BETA1) && mixpi_is_set(d->beta1)) return "beta1";
     if ((lacks & MIXPI_HAS_BETA2) && mixpi_is_set(d->beta2)) return "beta2";
     if ((lacks & MIXPI_HAS_EPS) && mixpi_is_set(d->eps)) return "eps";
@@ -32104,6 +32160,9 @@ static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
     if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
     if ((unsigned)m->rate > MIXP_MUON_RATE_SPECTRAL_UNCLAMPED)
         return "muon.rate is not a mixp_muon_rate";
+    for (int k = 0; m->coefficients && k < 3 * m->iterations; k++)
+        if (!mixpi_f64_is_finite(m->coefficients[k / 3][k % 3]))
+            return "muon.coefficients must be finite";
     return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
 }
 
@@ -32169,6 +32228,13 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
     if (!m) return 0;
     m->settings = *settings;
     m->settings.f32 = settings->f32 != 0;
+    if (settings->coefficients) {
+        const size_t bytes = (size_t)settings->iterations * sizeof *settings->coefficients;
+        double(*kept)[3] = (double(*)[3])mixpi_opt_host(opt, bytes);
+        if (!kept) return 0;
+        memcpy(kept, settings->coefficients, bytes);
+        m->coefficients = kept;
+    }
     m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
     opt->muon = m;
     return m->look != NULL;
@@ -32737,8 +32803,8 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p, mix
 
 /* Address of one kind of state. */
 typedef struct mixpi_held_at {
-    const void    *data;
-    const uint8_t *scale;       /* scales of its blocks, or NULL                           */
+    void          *data;
+    uint8_t       *scale;       /* scales of its blocks, or NULL                           */
     mixp_dtype     dtype;
 } mixpi_held_at;
 
@@ -32902,6 +32968,189 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_
     opt->loss_of = opt->ctx->generation;
     return MIXP_OK;
 }
+/* --- writing states ------------------------------------------------------------------------- */
+
+/* Encodes n values of a moment in blocks, with a scale. Returns 1 if each code has its value. */
+static int mixpi_held_encode(mixp_state_kind what, mixp_dtype dtype, uint32_t scale,
+    const float *in, int64_t n, uint8_t *codes) {
+    int exact = 1;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t code = what == MIXP_STATE_M ? mixpi_state_m(in[i], scale, 0x8000u)
+                                                   : mixpi_state_v(sqrtf(in[i]), scale, 0x8000u);
+        const float value = mixpi_held_value(what, dtype, code, scale, 0);
+        exact &= mixp_bits_of_f32(value) == mixp_bits_of_f32(in[i]);
+        codes[i] = (uint8_t)code;
+    }
+    return exact;
+}
+
+/* Encodes a block, and returns its scale. Values that were read find the scale that held them: the
+ * largest of them may have been rounded up to the next scale. */
+static uint8_t mixpi_held_scaled(
+    mixp_state_kind what, mixp_dtype dtype, const float *in, int64_t n, uint8_t *codes) {
+    uint32_t largest = 0, scale;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t size = mixpi_state_size(what == MIXP_STATE_M ? in[i] : sqrtf(in[i]));
+        largest = size > largest ? size : largest;
+    }
+    scale = what == MIXP_STATE_M ? mixpi_state_scale_m(largest) : mixpi_state_scale_v(largest);
+    const uint32_t least = what == MIXP_STATE_M ? 1u : 15u;
+    if (scale > least && mixpi_held_encode(what, dtype, scale - 1, in, n, codes))
+        return (uint8_t)(scale - 1);
+    mixpi_held_encode(what, dtype, scale, in, n, codes);
+    return (uint8_t)scale;
+}
+
+/* Writes one block: n elements from `first` on. */
+static mixp_result mixpi_held_store(const mixp_optimizer *opt, int64_t row, mixp_state_kind what,
+    int64_t first, int64_t n, const float *in) {
+    const mixpi_held_at at = mixpi_held_of(opt, row, what);
+    const size_t size = mixp_dtype_size(at.dtype);
+    char *to = (char *)at.data + (size_t)first * size;
+    uint16_t halves[MIXP_STATE_BLOCK], weights[MIXP_STATE_BLOCK];
+    uint8_t bytes[MIXP_STATE_BLOCK], scale;
+    if (at.dtype == MIXP_F32) return mixpi_upload(opt->ctx, to, in, (size_t)n * size);
+    if (what != MIXP_STATE_MASTER && at.dtype == MIXP_BF16) {
+        for (int64_t i = 0; i < n; i++) halves[i] = (uint16_t)mixpi_state_bf16(in[i], 0x8000u);
+        return mixpi_upload(opt->ctx, to, halves, (size_t)n * size);
+    }
+    if (what != MIXP_STATE_MASTER) {
+        scale = mixpi_held_scaled(what, at.dtype, in, n, bytes);
+        MIXPI_TRY(mixpi_upload(opt->ctx, to, bytes, (size_t)n));
+        return mixpi_upload(opt->ctx, at.scale + first / MIXP_STATE_BLOCK, &scale, 1);
+    }
+
+    /* A master beside its weight: both are its parts. */
+    for (int64_t i = 0; i < n; i++) {
+        const mixpi_master_parts parts =
+            at.dtype == MIXP_BF16 ? mixpi_master_to_16(in[i]) : mixpi_master_to_8(in[i], 0x80u);
+        weights[i] = (uint16_t)parts.weight;
+        halves[i] = (uint16_t)parts.rest;
+        bytes[i] = (uint8_t)parts.rest;
+    }
+    const void *rest = size == 2 ? (const void *)halves : (const void *)bytes;
+    MIXPI_TRY(mixpi_upload(opt->ctx, to, rest, (size_t)n * size));
+    return mixpi_upload(
+        opt->ctx, (uint16_t *)opt->rows[row].weight + first, weights, (size_t)n * sizeof *weights);
+}
+
+/* The element that no optimizer can have left in a state, or -1. */
+static int64_t mixpi_state_bad(
+    const mixp_optimizer *opt, mixp_state_kind what, const float *host, int64_t count) {
+    const int is_square = what == MIXP_STATE_V || (what == MIXP_STATE_THIRD && opt->plan.amsgrad);
+    for (int64_t i = 0; i < count; i++)
+        if (mixp_bits_of_f32(host[i]) << 1 >= 0xFF000000u || (is_square && host[i] < 0.0f))
+            return i;
+    return -1;
+}
+
+/* After a master or an average was written: the weight follows its master, and averages have
+ * begun. */
+static mixp_result mixpi_state_settle(mixp_optimizer *opt, int64_t i, mixp_state_kind what) {
+    mixpi_slot *slot = &opt->slot[i];
+    const mixp_param_row *row = &opt->rows[i];
+    if (what == MIXP_STATE_EMA) opt->ema_begun = opt->ema_count;
+    if (what != MIXP_STATE_MASTER) return MIXP_OK;
+    if (!mixpi_row_is_split(row))
+        MIXPI_TRY(mixpi_convert_to(opt->ctx, mixpi_out_to(row->weight, row->weight_dtype, 0),
+            mixpi_in(row->master, MIXP_F32), row->count));
+    mixpi_note_write(slot->param, "mixp_optimizer_write");
+    slot->version = slot->param->version;
+    return MIXP_OK;
+}
+
+/* Returns the number of the parameter; -1 with an error: opt lacks it, is in a step or shards. */
+static int64_t mixpi_slot_to_write(mixp_optimizer *opt, const mixp_tensor *param, const char *who) {
+    const char *wrong = NULL;
+    int64_t i = 0;
+    while (i < opt->count && opt->slot[i].param != param) i++;
+    if (i == opt->count) wrong = "this optimizer does not have the parameter";
+    else if (opt->shards) wrong = "the states are sharded over ranks: load a checkpoint instead";
+    if (wrong)
+        mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "%s '%s': %s", who, param->name, wrong);
+    else if (mixpi_stage(opt) != MIXPI_READY || opt->ctx->capture.active)
+        mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+            "%s '%s': a step or a capture is in progress; call mixp_scaler_update or "
+            "mixp_capture_end first",
+            who, param->name);
+    else return i;
+    return -1;
+}
+
+static mixp_result mixpi_do_optimizer_write(mixp_optimizer *opt, const mixp_tensor *param,
+    mixp_state_kind what, const float *host, int64_t count) {
+    static const char who[] = "mixp_optimizer_write";
+    if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
+    const int64_t i = mixpi_slot_to_write(opt, param, who);
+    if (i < 0) return mixpi_failed(opt->ctx);
+    MIXPI_TRY(mixpi_need_weights(opt, who));
+    const int is_kept = (unsigned)what <= MIXP_STATE_THIRD && mixpi_held_of(opt, i, what).data;
+    if (!is_kept && what != MIXP_STATE_MASTER)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+            "%s '%s': this optimizer keeps no such state; an average needs mixp_optimizer_set_ema",
+            who, param->name);
+    MIXPI_TRY(mixpi_transfer_check(param, host, MIXP_F32, count, who));
+
+    const int64_t bad = mixpi_state_bad(opt, what, host, count);
+    if (bad >= 0)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+            "%s '%s': element %.0f is %g, which no step leaves in this state", who, param->name,
+            (double)bad, (double)host[bad]);
+    if (!is_kept) return mixp_write(opt->slot[i].param, host, MIXP_F32, count);
+    for (int64_t k = 0; k < count; k += MIXP_STATE_BLOCK)
+        MIXPI_TRY(
+            mixpi_held_store(opt, i, what, k, mixpi_min(MIXP_STATE_BLOCK, count - k), host + k));
+    return mixpi_state_settle(opt, i, what);
+}
+
+MIXPREC_API mixp_result mixp_optimizer_write(mixp_optimizer *opt, const mixp_tensor *param,
+    mixp_state_kind what, const float *host, int64_t count) {
+    MIXPI_RETURN_INSIDE(
+        opt ? opt->ctx : NULL, mixpi_do_optimizer_write(opt, param, what, host, count));
+}
+
+MIXPREC_API int64_t mixp_optimizer_param_applied(
+    const mixp_optimizer *opt, const mixp_tensor *param) {
+    int64_t i = 0, missed = 0;
+    if (!opt) return 0;
+    while (i < opt->count && opt->slot[i].param != param) i++;
+    if (i == opt->count || !mixpi_is_own(opt, i)) return 0;
+    mixpi_download(opt->ctx, &missed, opt->rows[i].missed, sizeof missed);
+    return mixp_optimizer_applied(opt) - missed;
+}
+
+static mixp_result mixpi_do_set_applied(
+    mixp_optimizer *opt, const mixp_tensor *param, int64_t steps) {
+    static const char who[] = "mixp_optimizer_set_applied";
+    const int64_t most = (int64_t)1 << 62, none = 0;
+    if (!opt || (param && !mixpi_is_tensor(param))) return MIXP_ERR_ARGUMENT;
+    const int64_t applied = mixp_optimizer_applied(opt);
+    if (steps < 0 || steps > (param ? applied : most))
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+            "%s: %.0f steps; a parameter has 0 to the optimizer's number of applied steps, %.0f",
+            who, (double)steps, (double)applied);
+
+    /* Of one parameter: what it has missed. */
+    const int64_t i = param        ? mixpi_slot_to_write(opt, param, who)
+                      : opt->count ? mixpi_slot_to_write(opt, opt->slot[0].param, who)
+                                   : 0;
+    const int64_t missed = applied - steps;
+    if (i < 0) return mixpi_failed(opt->ctx);
+    if (param) return mixpi_upload(opt->ctx, opt->rows[i].missed, &missed, sizeof missed);
+
+    /* Of all: nothing missed, nothing skipped. */
+    for (int64_t k = 0; k < opt->count; k++)
+        MIXPI_TRY(mixpi_upload(opt->ctx, opt->rows[k].missed, &none, sizeof none));
+    MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->applied, &steps, sizeof steps));
+    MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->steps, &steps, sizeof steps));
+    opt->issued = -1;
+    return mixpi_upload(opt->ctx, &opt->state->skipped, &none, sizeof none);
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_applied(
+    mixp_optimizer *opt, const mixp_tensor *param, int64_t steps) {
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_set_applied(opt, param, steps));
+}
 /* --- adding parameters, clearing gradients -------------------------------------------------- */
 
 MIXPI_SELDOM
@@ -32995,6 +33244,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
     for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
         mixp_tensor *view = opt->slot[i].grad;
+        opt->slot[i].fed = 0;
         if (!view) {
             opt->slot[i].param->grad = NULL;
             continue;
@@ -33008,12 +33258,63 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     mixpi_crew_forget(opt->ctx);
     return r;
 }
+/* --- gradients that come one after another --------------------------------------------------- */
+
+/* Makes the memory that keeps a fed gradient: f32 for a view of f64. */
+static mixp_result mixpi_feed_memory(const mixp_optimizer *opt, mixpi_slot *slot) {
+    const mixp_dtype dtype = slot->grad->dtype == MIXP_F64 ? MIXP_F32 : slot->grad->dtype;
+    mixp_tensor *kept = mixpi_twin(slot->grad, dtype);
+    if (!kept) return MIXP_ERR_MEMORY;
+    kept->data = mixpi_opt_device(opt, (size_t)kept->count * mixp_dtype_size(dtype));
+    if (!kept->data) return MIXP_ERR_MEMORY;
+    slot->from = slot->grad;
+    slot->grad = kept;
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_do_feed(mixp_optimizer *opt, const mixp_tensor *param) {
+    const char *wrong = NULL;
+    int64_t i = 0;
+    if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
+    while (i < opt->count && opt->slot[i].param != param) i++;
+    if (i == opt->count) wrong = "this optimizer does not have the parameter";
+    else if (!opt->slot[i].grad) wrong = "it was added without a gradient of yours to read";
+    else if (mixpi_crew_of(opt->ctx)) wrong = "ranks do not exchange fed gradients";
+    if (wrong)
+        return mixp_context_fail(
+            opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_feed '%s': %s", param->name, wrong);
+    if (mixpi_stage(opt) != MIXPI_READY)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+            "mixp_optimizer_feed '%s': the gradients of this step are unscaled or stepped; call "
+            "mixp_scaler_update first",
+            param->name);
+
+    /* The first gradient of a step is copied; further ones, of micro-batches, are added. */
+    mixpi_slot *slot = &opt->slot[i];
+    if (!slot->from) MIXPI_TRY(mixpi_feed_memory(opt, slot));
+    if (slot->fed && slot->from->dtype == MIXP_F64)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
+            "mixp_optimizer_feed '%s': a second gradient of f64 in one step; add them up in your "
+            "buffer, and feed their sum",
+            param->name);
+    const mixp_out to = mixpi_tensor_out(slot->grad, slot->fed);
+    MIXPI_TRY(mixpi_add_into(opt->ctx, to, mixpi_tensor_in(slot->from), param->count));
+    slot->grad->own.mark.kind = MIXPI_MARK_NONE;
+    slot->grad->version++;
+    slot->fed = 1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_feed(mixp_optimizer *opt, const mixp_tensor *param) {
+    MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_feed(opt, param));
+}
 MIXPI_SELDOM_END
 /* ==== 11. STEP (implementation) ======================================================= */
 
 /* --- the table of parameters -------------------------------------------------------------- */
 
 static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot) {
+    if (slot->from && !slot->fed) return NULL;
     return slot->grad ? slot->grad : slot->param->grad;
 }
 
@@ -33341,7 +33642,14 @@ static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
     MIXPI_TRY(mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state));
     MIXPI_TRY(mixpi_muon_unit_norm(o, i));
-    for (int k = 0; k < o->muon->settings.iterations; k++) MIXPI_TRY(mixpi_muon_iterate(o, i));
+    for (int k = 0; k < o->muon->settings.iterations; k++) {
+        if (o->muon->coefficients) {
+            o->muon->settings.a = o->muon->coefficients[k][0];
+            o->muon->settings.b = o->muon->coefficients[k][1];
+            o->muon->settings.c = o->muon->coefficients[k][2];
+        }
+        MIXPI_TRY(mixpi_muon_iterate(o, i));
+    }
     return mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state);
 }
 
@@ -33946,6 +34254,7 @@ static void mixpi_step_done(mixp_optimizer *opt) {
         for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
             if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
         mixpi_note_write(p, "an optimizer's step");
+        slot->fed = 0;
         slot->version = p->version;
 
         /* zero_grad has cleared the gradient. */
@@ -34520,6 +34829,7 @@ typedef struct mixpi_report {
     const char *path;           /* path of the file, for messages                          */
     char       *text;           /* the caller's buffer, or NULL                            */
     size_t      text_size;
+    const mixp_checkpoint *stream;  /* its functions read or write; NULL: files do         */
 } mixpi_report;
 
 /* Writes the message, followed by the path. Callers limit names in the message to %.60s. */
@@ -34553,6 +34863,7 @@ static mixpi_report mixpi_report_begin(const char *path, char *text, size_t text
     r.path = path;
     r.text = text;
     r.text_size = text_size;
+    r.stream = NULL;
     if (text && text_size) text[0] = '\0';
     if (!*(const char *)&one) mixpi_report_fail(&r, MIXP_ERR_DEVICE, "this machine is big-endian");
     return r;
@@ -34956,6 +35267,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
 typedef struct mixpi_file {
     mixpi_report *report;
     uint64_t      size;
+    uint64_t      at;                   /* of a stream: bytes that were read               */
 #if MIXPI_POSIX
     int           descriptor;           /* -1: not open                                    */
 #else
@@ -34970,6 +35282,7 @@ typedef struct mixpi_save {
     char         *buffer;               /* MIXPI_SAVE_PIECE bytes                          */
     size_t        filled;
     uint64_t      expected;             /* bytes that the file must have                   */
+    uint64_t      sent;                 /* of a stream: bytes that were written            */
     int           made;                 /* 1: the temporary file exists                    */
 #if MIXPI_POSIX
     int           descriptor;
@@ -35270,6 +35583,55 @@ static void mixpi_save_rename(mixpi_save *s) {
 }
 #endif
 
+/* --- a file, or a stream of the program --- */
+
+static mixp_result mixpi_source_open(mixpi_file *f, mixpi_report *r) {
+    if (!r->stream) return mixpi_file_open(f, r);
+    memset(f, 0, sizeof *f);
+    f->report = r;
+    f->size = UINT64_MAX / 2; /* not known */
+#if MIXPI_POSIX
+    f->descriptor = -1;
+#endif
+    return r->result;
+}
+
+/* Reads n bytes at an offset. Of a stream the offsets do not fall; what lies between is passed
+ * over. */
+static void mixpi_source_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
+    const mixp_checkpoint *from = f->report->stream;
+    char passed[512];
+    if (!from) {
+        mixpi_file_read(f, at, to, n);
+        return;
+    }
+    while (f->report->result == MIXP_OK && f->at < at + n) {
+        const int wanted = f->at >= at;
+        const uint64_t left = wanted ? at + n - f->at : at - f->at;
+        const uint64_t most = wanted ? MIXPI_IO_MOST : sizeof passed;
+        const size_t part = (size_t)(left < most ? left : most);
+        if (from->read(from->user, wanted ? to + (f->at - at) : passed, part) != 0)
+            mixpi_report_fail(f->report, MIXP_ERR_IO,
+                "cannot read: the program's read failed after %.0f bytes", (double)f->at);
+        f->at += part;
+    }
+}
+
+/* Sends the buffer to the file, or to the program's stream. */
+static void mixpi_save_send(mixpi_save *s) {
+    const mixp_checkpoint *to = s->report->stream;
+    if (!to) {
+        mixpi_save_flush(s);
+        return;
+    }
+    if (s->report->result == MIXP_OK && s->filled && to->write(to->user, s->buffer, s->filled) != 0)
+        mixpi_report_fail(s->report, MIXP_ERR_IO,
+            "cannot write: the program's write failed after %.0f of %.0f bytes", (double)s->sent,
+            (double)s->expected);
+    s->sent += s->filled;
+    s->filled = 0;
+}
+
 /* Appends n bytes of host or device memory to the file. */
 static void mixpi_save_put(mixpi_save *s, const void *data, uint64_t n, int on_device) {
     const char *from = (const char *)data;
@@ -35283,13 +35645,14 @@ static void mixpi_save_put(mixpi_save *s, const void *data, uint64_t n, int on_d
         s->filled += part;
         from += part;
         n -= part;
-        if (s->filled == MIXPI_SAVE_PIECE) mixpi_save_flush(s);
+        if (s->filled == MIXPI_SAVE_PIECE) mixpi_save_send(s);
     }
 }
 
 /* Renames the written file to the target; after an error, removes it. */
 static void mixpi_save_end(mixpi_save *s) {
-    mixpi_save_flush(s);
+    mixpi_save_send(s);
+    if (s->report->stream) return;
     mixpi_save_settle(s);
     if (s->report->result == MIXP_OK) mixpi_save_rename(s);
     if (s->made) remove(s->temp);
@@ -35361,7 +35724,8 @@ static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
     mixpi_st_sort_pairs(r, file->pairs, file->n_pairs, MIXP_ERR_FORMAT);
 }
 
-/* Checks that each name appears once and that the data has no hole, no overlap and no rest. */
+/* Checks that each name appears once and that the data has no hole, no overlap and no rest.
+ * data_bytes UINT64_MAX: a stream, whose rest belongs to the program. */
 static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
     uint64_t at = 0;
     size_t i;
@@ -35375,7 +35739,7 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint6
                 item->e.name, item->begin < at ? "overlaps" : "leaves a gap after");
         at = item->end;
     }
-    if (at != data_bytes)
+    if (at != data_bytes && data_bytes != UINT64_MAX)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
             "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
             at > data_bytes ? "cut short" : "longer than its header states", (double)at,
@@ -35394,7 +35758,7 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     }
 
     /* Little-endian. */
-    mixpi_file_read(f, 0, prefix, 8);
+    mixpi_source_read(f, 0, prefix, 8);
     for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
     if (memcmp(prefix, "PK\003\004", 4) == 0) {
@@ -35437,13 +35801,21 @@ static mixp_result mixpi_st_read_header(mixp_safetensors *file, mixpi_file *f) {
     uint64_t most = n / MIXPI_ST_MIN_ENTRY + 1; /* including an entry that may be truncated */
     file->header = (char *)mixpi_st_allocate(r, file->ctx, n, 1);
     file->items = (mixpi_st_item *)mixpi_st_allocate(r, file->ctx, most, sizeof file->items[0]);
-    mixpi_file_read(f, 8, file->header, n);
+    mixpi_source_read(f, 8, file->header, n);
     file->data_at = 8 + n;
     if (r->result == MIXP_OK) mixpi_st_parse(r, file, n);
-    if (r->result == MIXP_OK) mixpi_st_check_layout(r, file, f->size - file->data_at);
+    if (r->result == MIXP_OK)
+        mixpi_st_check_layout(r, file, r->stream ? UINT64_MAX : f->size - file->data_at);
     if (r->result == MIXP_OK) mixpi_st_index_pairs(r, file);
     if (r->result != MIXP_OK) mixpi_st_clear(file);
     return r->result;
+}
+
+static int mixpi_st_by_begin(const void *a, const void *b) {
+    const mixpi_st_item *x = *(const mixpi_st_item *const *)a;
+    const mixpi_st_item *y = *(const mixpi_st_item *const *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
 }
 
 /* Reads the data of the wanted tensors, each at a multiple of 64 bytes. */
@@ -35460,13 +35832,21 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     char *at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
     if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
 
-    for (size_t i = 0; at && i < file->n_items; i++) {
-        mixpi_st_item *item = &file->items[i];
+    /* They are read in the order of the file. */
+    mixpi_st_item **order =
+        (mixpi_st_item **)mixpi_st_allocate(f->report, file->ctx, file->n_items + 1, sizeof *order);
+    for (size_t i = 0; order && i < file->n_items; i++) order[i] = &file->items[i];
+    if (order && file->n_items) qsort(order, file->n_items, sizeof *order, mixpi_st_by_begin);
+    for (size_t i = 0; at && order && i < file->n_items; i++) {
+        mixpi_st_item *item = order[i];
+        mixpi_source_read(f, file->data_at + item->begin, at, item->wanted ? item->e.bytes : 0);
         if (!item->wanted) continue;
-        mixpi_file_read(f, file->data_at + item->begin, at, item->e.bytes);
         item->e.data = at;
         at += (item->e.bytes + mask) & ~mask;
     }
+    if (order && file->n_items)
+        mixpi_source_read(f, file->data_at + order[file->n_items - 1]->end, at, 0);
+    mixpi_st_free(file->ctx, order);
 
     if (f->report->result != MIXP_OK) mixpi_st_clear(file);
     return f->report->result;
@@ -35712,7 +36092,7 @@ static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
     save.expected = plan->header_size;
     if (plan->n_items) save.expected += plan->items[plan->n_items - 1].end;
     save.buffer = (char *)mixpi_st_allocate(r, plan->ctx, MIXPI_SAVE_PIECE, 1);
-    mixpi_save_open(&save);
+    if (!r->stream) mixpi_save_open(&save);
     mixpi_save_put(&save, plan->header, plan->header_size, 0);
     for (size_t i = 0; i < plan->n_items; i++) {
         const mixpi_st_item *item = &plan->items[i];
@@ -35874,6 +36254,7 @@ typedef struct mixpi_state_item {
     const mixp_optimizer *lent; /* optimizer of a state in borrowed memory; otherwise NULL      */
     int64_t       row;          /* and its parameter's number                              */
     mixpi_st_item *from;        /* tensor of the file that a weight is loaded from; NULL = none  */
+    int           added;        /* 1: of a parameter that a partial load does not find: kept  */
     int           elsewhere;    /* 1: of another rank's buffer: a load reads it, and leaves it */
 } mixpi_state_item;
 
@@ -35888,6 +36269,7 @@ typedef struct mixpi_state {
     const mixp_weights_desc *some;      /* selection and prefix of the weights; NULL = all */
     char             *own;      /* saving: the other ranks' own buffers, see mixpi_state_add_own */
     int               fresh;    /* loading: 1: own buffers keep their bytes                */
+    int               partial;  /* loading: 1: parameters may have been added or removed   */
     int              *groups;   /* loading: the file's number of each group: see groups.c; NULL =
                                    the program's own numbers                               */
 } mixpi_state;
@@ -36208,7 +36590,7 @@ static int mixpi_state_by_name(const void *a, const void *b) {
  * is set. */
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     const mixp_checkpoint *what, const mixp_weights_desc *some) {
-    const int fresh = s->fresh;
+    const int fresh = s->fresh, partial = s->partial;
     char *own = s->own;
     int *groups = s->groups;
     size_t i;
@@ -36220,6 +36602,7 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     s->some = some;
     s->own = own;
     s->fresh = fresh;
+    s->partial = partial;
 
     /* A first pass counts; the second fills. */
     mixpi_state_add_all(s, what);
@@ -36484,6 +36867,79 @@ static void mixpi_warn_of_weights(
                 who, item->e.name, mixp_dtype_name(from->dtype), scale);
     }
 }
+/* --- checkpoints: a resume in which parameters were added or removed -------------------------- */
+
+/* Of a parameter's state, "optimizer.3.m.w": the parameter's name, and the length of "optimizer.3.".
+ * NULL: another name. */
+static const char *mixpi_name_of_row(const char *name, size_t *prefix) {
+    static const char *const kinds[] = { "m.", "v.", "m_scale.", "v_scale.", "master.", "max_v.",
+        "mean.", "ema.", "missed." };
+    if (strncmp(name, "optimizer.", 10) != 0) return NULL;
+    *prefix = 10 + strspn(name + 10, "0123456789");
+    if (name[(*prefix)++] != '.') return NULL;
+    for (size_t k = 0; k < MIXPI_LENGTH(kinds); k++)
+        if (strncmp(name + *prefix, kinds[k], strlen(kinds[k])) == 0)
+            return name + *prefix + strlen(kinds[k]);
+    return NULL;
+}
+
+/* Is `candidate` the count of missed steps of the parameter whose state is `name`? Each parameter
+ * that an optimizer trains has one. */
+static int mixpi_is_missed_of(
+    const char *candidate, const char *name, size_t prefix, const char *param) {
+    return strncmp(candidate, name, prefix) == 0 &&
+           strncmp(candidate + prefix, "missed.", 7) == 0 &&
+           strcmp(candidate + prefix + 7, param) == 0;
+}
+
+/* Is the item, which the file lacks, of a parameter that the program has added? It keeps its value,
+ * because the file has nothing of the parameter. */
+static int mixpi_item_is_added(const mixpi_state_item *item, const mixp_safetensors *file) {
+    size_t prefix;
+    const char *param = mixpi_name_of_row(item->e.name, &prefix);
+    if (!param) return item->weight != NULL;
+    for (size_t k = 0; k < file->n_items; k++)
+        if (mixpi_is_missed_of(file->items[k].e.name, item->e.name, prefix, param)) return 0;
+    return 1;
+}
+
+/* Is a tensor, which only the file has, of a parameter that the program has removed? */
+static int mixpi_name_is_removed(const char *name, const mixpi_state *s) {
+    static const char *const reserved[] = { "optimizer.", "scaler.", "mixprec.", "value." };
+    size_t prefix;
+    const char *param = mixpi_name_of_row(name, &prefix);
+    for (size_t i = 0; param && i < s->n_items; i++)
+        if (mixpi_is_missed_of(s->items[i].e.name, name, prefix, param)) return 0;
+    for (size_t k = 0; !param && k < MIXPI_LENGTH(reserved); k++)
+        if (strncmp(name, reserved[k], strlen(reserved[k])) == 0) return 0;
+    return 1;
+}
+
+/* Keeps what an added parameter has. Its bias correction begins with its first step: it has missed
+ * all steps of the file. */
+static mixp_result mixpi_item_keep(const mixpi_state *s, const mixpi_state_item *item) {
+    if (!item->limit) return MIXP_OK;
+    for (size_t i = 0; i < s->n_items; i++)
+        if (s->items[i].memory == item->limit && s->items[i].on_device)
+            return mixpi_upload(s->ctx, item->memory, s->items[i].e.data, item->e.bytes);
+    return MIXP_OK;
+}
+
+/* Tells the program what became of each weight and of each state of a parameter. */
+static void mixpi_partial_tell(
+    const mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
+    size_t prefix;
+    if (!what->partial || !what->tell) return;
+    for (size_t i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        if (!item->weight && !mixpi_name_of_row(item->e.name, &prefix)) continue;
+        what->tell(
+            what->user, item->e.name, item->absent ? MIXP_WEIGHT_MISSING : MIXP_WEIGHT_LOADED);
+    }
+    for (size_t k = 0; k < file->n_items; k++)
+        if (!file->items[k].wanted && mixpi_name_is_removed(file->items[k].e.name, s))
+            what->tell(what->user, file->items[k].e.name, MIXP_WEIGHT_EXTRA);
+}
 /* --- checkpoints: saving -------------------------------------------------------------------- */
 
 /* Returns what is wrong with a value, or NULL. */
@@ -36526,6 +36982,9 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     return MIXP_OK;
 }
 
+static const char mixpi_who_saves[] = "mixp_checkpoint_save";
+static const char mixpi_who_loads[] = "mixp_checkpoint_load";
+
 /* Are the arguments complete, and is the context between two steps? */
 static mixp_result mixpi_checkpoint_check(
     const char *path, const mixp_checkpoint *what, const char *who) {
@@ -36533,7 +36992,9 @@ static mixp_result mixpi_checkpoint_check(
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
-    const char *wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
+    const int is_stream = who == mixpi_who_loads ? what->read != NULL : what->write != NULL;
+    const char *wrong = path || is_stream ? mixpi_checkpoint_wrong(what)
+                                          : "path is NULL, and so is the function for a stream";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
 
     /* Is a step complete, with the trained weights in place? */
@@ -36710,13 +37171,14 @@ static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
-    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
+    mixp_result result = mixpi_checkpoint_check(path, what, mixpi_who_saves);
     char error[MIXP_MESSAGE_SIZE];
     if (result != MIXP_OK) return mixpi_crew_stop_alone(what ? what->ctx : NULL, result);
     mixpi_warn_of_gradients(what);
     const mixpi_crew *crew = mixpi_states_crew(what);
     const int owned = mixpi_own_bytes(what->ctx) > 0;
-    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_report r = mixpi_report_begin(path ? path : "a stream", error, sizeof error);
+    if (!path) r.stream = what;
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
 
@@ -36865,10 +37327,13 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
+        else if (order < 0 && s->partial && mixpi_item_is_added(&s->items[i], file))
+            s->items[i].absent = s->items[i].added = 1;
         else if (order < 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
             mixpi_missing_hint(&diff, here->name);
         } else if (order > 0 && (mixpi_is_optional_name(there->name) ||
+                                    (s->partial && mixpi_name_is_removed(there->name, s)) ||
                                     (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
@@ -37116,7 +37581,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (item->elsewhere) continue;
-        if (item->lent) r = mixpi_crew_of(ctx)->load(item);
+        if (item->added) r = mixpi_item_keep(s, item);
+        else if (item->lent) r = mixpi_crew_of(ctx)->load(item);
         else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
         else if (item->absent) memset(item->memory, 0, item->e.bytes);
@@ -37226,11 +37692,12 @@ static void mixpi_checkpoint_read(
 
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, NULL, "mixp_checkpoint_load");
     if (r->result == MIXP_OK) mixpi_warn_of_cpu(s->ctx, file);
+    if (r->result == MIXP_OK) mixpi_partial_tell(s, file, what);
 }
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpoint *what) {
-    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
+    mixp_result result = mixpi_checkpoint_check(path, what, mixpi_who_loads);
     char error[480]; /* three differences need more room than other messages */
     mixp_safetensors file;
     mixpi_state state;
@@ -37240,13 +37707,15 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
 
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
-    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_report r = mixpi_report_begin(path ? path : "a stream", error, sizeof error);
+    if (!path) r.stream = what;
     void *borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
 
     memset(&state, 0, sizeof state);
     state.report = &r;
     state.ctx = what->ctx;
-    if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
+    state.partial = what->partial != 0;
+    if (mixpi_source_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
 
     /* Whatever came of it, everything is given back. */
     mixpi_file_close(&f);

@@ -30,6 +30,14 @@ typedef struct mixp_checkpoint_value {
     void       *data;           /* host memory                                             */
 } mixp_checkpoint_value;
 
+/* What a load made of a weight, or of a state of a parameter. */
+typedef enum mixp_weight_fate {
+    MIXP_WEIGHT_LOADED,
+    MIXP_WEIGHT_CONVERTED,
+    MIXP_WEIGHT_MISSING,        /* not in the file; the parameter keeps its value          */
+    MIXP_WEIGHT_EXTRA           /* no parameter has the name of this tensor of the file    */
+} mixp_weight_fate;
+
 typedef struct mixp_checkpoint {
     mixp_context          *ctx;            /* parameters, step count, seed                 */
     mixp_scaler           *scaler;         /* NULL = none. Each further scaler, as of a GAN:
@@ -49,6 +57,22 @@ typedef struct mixp_checkpoint {
     int                    only_trained;   /* 1: only the parameters that an optimizer trains, as of
                                               LoRA. Both for saving and for loading: the frozen
                                               ones are then the program's                  */
+    /* For a load, 1: parameters may have been added or removed since the save, in any optimizer of
+     * the same kind and groups. An added one keeps its value and its fresh states, and its bias
+     * correction begins anew; a removed one is dropped. Parameters that stayed resume bit for bit.
+     * All else stays an error, also another shape. tell, unless it is NULL, is called after the load
+     * for each weight and each state of a parameter by its name in the file: MIXP_WEIGHT_LOADED,
+     * _MISSING (added) or _EXTRA (removed) */
+    int                    partial;
+    void                 (*tell)(void *user, const char *name, mixp_weight_fate fate);
+    /* With path NULL, a save writes to `write`, and a load reads from `read`, in order and in
+     * pieces, so that engines, archives and sockets can hold a checkpoint. They return 0 for all n
+     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
+     * reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
+     * mixprec. NULL = files only */
+    int                  (*write)(void *user, const void *bytes, size_t n);
+    int                  (*read)(void *user, void *bytes, size_t n);
+    void                  *user;           /* passed to tell, write and read               */
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
@@ -106,13 +130,6 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
  * names a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so
  * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by
  * allow_extra. */
-typedef enum mixp_weight_fate {
-    MIXP_WEIGHT_LOADED,
-    MIXP_WEIGHT_CONVERTED,
-    MIXP_WEIGHT_MISSING,        /* not in the file; the parameter keeps its value          */
-    MIXP_WEIGHT_EXTRA           /* no parameter has the name of this tensor of the file    */
-} mixp_weight_fate;
-
 typedef struct mixp_weights_desc {
     int   allow_missing, allow_extra;   /* 1: such a tensor is not an error                */
     int   convert;              /* 1: another floating-point dtype is not an error: values are

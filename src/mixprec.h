@@ -191,7 +191,9 @@ MIXPI_SELDOM_BEGIN
 #include "optimizers/param_rows.c"
 #include "optimizers/muon_memory.c"
 #include "optimizers/read.c"
+#include "optimizers/write.c"
 #include "optimizers/add.c"
+#include "optimizers/feed.c"
 MIXPI_SELDOM_END
 #include "step/table.c"
 #include "step/muon.c"
@@ -208,6 +210,7 @@ MIXPI_SELDOM_BEGIN
 #include "files/list.c"
 #include "files/groups.c"
 #include "files/sound.c"
+#include "files/partial.c"
 #include "files/checkpoint.c"
 #include "files/weights.c"
 #endif

@@ -2,6 +2,7 @@
 #include "reader.c"
 #include "writer.c"
 #include "sound.c"
+#include "partial.c"
 /* --- checkpoints: saving -------------------------------------------------------------------- */
 
 /* Returns what is wrong with a value, or NULL. */
@@ -44,6 +45,9 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     return MIXP_OK;
 }
 
+static const char mixpi_who_saves[] = "mixp_checkpoint_save";
+static const char mixpi_who_loads[] = "mixp_checkpoint_load";
+
 /* Are the arguments complete, and is the context between two steps? */
 static mixp_result mixpi_checkpoint_check(
     const char *path, const mixp_checkpoint *what, const char *who) {
@@ -51,7 +55,9 @@ static mixp_result mixpi_checkpoint_check(
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
-    const char *wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
+    const int is_stream = who == mixpi_who_loads ? what->read != NULL : what->write != NULL;
+    const char *wrong = path || is_stream ? mixpi_checkpoint_wrong(what)
+                                          : "path is NULL, and so is the function for a stream";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
 
     /* Is a step complete, with the trained weights in place? */
@@ -228,13 +234,14 @@ static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
-    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
+    mixp_result result = mixpi_checkpoint_check(path, what, mixpi_who_saves);
     char error[MIXP_MESSAGE_SIZE];
     if (result != MIXP_OK) return mixpi_crew_stop_alone(what ? what->ctx : NULL, result);
     mixpi_warn_of_gradients(what);
     const mixpi_crew *crew = mixpi_states_crew(what);
     const int owned = mixpi_own_bytes(what->ctx) > 0;
-    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_report r = mixpi_report_begin(path ? path : "a stream", error, sizeof error);
+    if (!path) r.stream = what;
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
 
@@ -383,10 +390,13 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
+        else if (order < 0 && s->partial && mixpi_item_is_added(&s->items[i], file))
+            s->items[i].absent = s->items[i].added = 1;
         else if (order < 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
             mixpi_missing_hint(&diff, here->name);
         } else if (order > 0 && (mixpi_is_optional_name(there->name) ||
+                                    (s->partial && mixpi_name_is_removed(there->name, s)) ||
                                     (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
@@ -634,7 +644,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (item->elsewhere) continue;
-        if (item->lent) r = mixpi_crew_of(ctx)->load(item);
+        if (item->added) r = mixpi_item_keep(s, item);
+        else if (item->lent) r = mixpi_crew_of(ctx)->load(item);
         else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
         else if (item->absent) memset(item->memory, 0, item->e.bytes);
@@ -744,11 +755,12 @@ static void mixpi_checkpoint_read(
 
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, NULL, "mixp_checkpoint_load");
     if (r->result == MIXP_OK) mixpi_warn_of_cpu(s->ctx, file);
+    if (r->result == MIXP_OK) mixpi_partial_tell(s, file, what);
 }
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpoint *what) {
-    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
+    mixp_result result = mixpi_checkpoint_check(path, what, mixpi_who_loads);
     char error[480]; /* three differences need more room than other messages */
     mixp_safetensors file;
     mixpi_state state;
@@ -758,13 +770,15 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
 
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
-    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_report r = mixpi_report_begin(path ? path : "a stream", error, sizeof error);
+    if (!path) r.stream = what;
     void *borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
 
     memset(&state, 0, sizeof state);
     state.report = &r;
     state.ctx = what->ctx;
-    if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
+    state.partial = what->partial != 0;
+    if (mixpi_source_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
 
     /* Whatever came of it, everything is given back. */
     mixpi_file_close(&f);

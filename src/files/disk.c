@@ -7,6 +7,7 @@
 typedef struct mixpi_file {
     mixpi_report *report;
     uint64_t      size;
+    uint64_t      at;                   /* of a stream: bytes that were read               */
 #if MIXPI_POSIX
     int           descriptor;           /* -1: not open                                    */
 #else
@@ -21,6 +22,7 @@ typedef struct mixpi_save {
     char         *buffer;               /* MIXPI_SAVE_PIECE bytes                          */
     size_t        filled;
     uint64_t      expected;             /* bytes that the file must have                   */
+    uint64_t      sent;                 /* of a stream: bytes that were written            */
     int           made;                 /* 1: the temporary file exists                    */
 #if MIXPI_POSIX
     int           descriptor;
@@ -321,6 +323,55 @@ static void mixpi_save_rename(mixpi_save *s) {
 }
 #endif
 
+/* --- a file, or a stream of the program --- */
+
+static mixp_result mixpi_source_open(mixpi_file *f, mixpi_report *r) {
+    if (!r->stream) return mixpi_file_open(f, r);
+    memset(f, 0, sizeof *f);
+    f->report = r;
+    f->size = UINT64_MAX / 2; /* not known */
+#if MIXPI_POSIX
+    f->descriptor = -1;
+#endif
+    return r->result;
+}
+
+/* Reads n bytes at an offset. Of a stream the offsets do not fall; what lies between is passed
+ * over. */
+static void mixpi_source_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
+    const mixp_checkpoint *from = f->report->stream;
+    char passed[512];
+    if (!from) {
+        mixpi_file_read(f, at, to, n);
+        return;
+    }
+    while (f->report->result == MIXP_OK && f->at < at + n) {
+        const int wanted = f->at >= at;
+        const uint64_t left = wanted ? at + n - f->at : at - f->at;
+        const uint64_t most = wanted ? MIXPI_IO_MOST : sizeof passed;
+        const size_t part = (size_t)(left < most ? left : most);
+        if (from->read(from->user, wanted ? to + (f->at - at) : passed, part) != 0)
+            mixpi_report_fail(f->report, MIXP_ERR_IO,
+                "cannot read: the program's read failed after %.0f bytes", (double)f->at);
+        f->at += part;
+    }
+}
+
+/* Sends the buffer to the file, or to the program's stream. */
+static void mixpi_save_send(mixpi_save *s) {
+    const mixp_checkpoint *to = s->report->stream;
+    if (!to) {
+        mixpi_save_flush(s);
+        return;
+    }
+    if (s->report->result == MIXP_OK && s->filled && to->write(to->user, s->buffer, s->filled) != 0)
+        mixpi_report_fail(s->report, MIXP_ERR_IO,
+            "cannot write: the program's write failed after %.0f of %.0f bytes", (double)s->sent,
+            (double)s->expected);
+    s->sent += s->filled;
+    s->filled = 0;
+}
+
 /* Appends n bytes of host or device memory to the file. */
 static void mixpi_save_put(mixpi_save *s, const void *data, uint64_t n, int on_device) {
     const char *from = (const char *)data;
@@ -334,13 +385,14 @@ static void mixpi_save_put(mixpi_save *s, const void *data, uint64_t n, int on_d
         s->filled += part;
         from += part;
         n -= part;
-        if (s->filled == MIXPI_SAVE_PIECE) mixpi_save_flush(s);
+        if (s->filled == MIXPI_SAVE_PIECE) mixpi_save_send(s);
     }
 }
 
 /* Renames the written file to the target; after an error, removes it. */
 static void mixpi_save_end(mixpi_save *s) {
-    mixpi_save_flush(s);
+    mixpi_save_send(s);
+    if (s->report->stream) return;
     mixpi_save_settle(s);
     if (s->report->result == MIXP_OK) mixpi_save_rename(s);
     if (s->made) remove(s->temp);

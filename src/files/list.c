@@ -124,6 +124,7 @@ typedef struct mixpi_state_item {
     const mixp_optimizer *lent; /* optimizer of a state in borrowed memory; otherwise NULL      */
     int64_t       row;          /* and its parameter's number                              */
     mixpi_st_item *from;        /* tensor of the file that a weight is loaded from; NULL = none  */
+    int           added;        /* 1: of a parameter that a partial load does not find: kept  */
     int           elsewhere;    /* 1: of another rank's buffer: a load reads it, and leaves it */
 } mixpi_state_item;
 
@@ -138,6 +139,7 @@ typedef struct mixpi_state {
     const mixp_weights_desc *some;      /* selection and prefix of the weights; NULL = all */
     char             *own;      /* saving: the other ranks' own buffers, see mixpi_state_add_own */
     int               fresh;    /* loading: 1: own buffers keep their bytes                */
+    int               partial;  /* loading: 1: parameters may have been added or removed   */
     int              *groups;   /* loading: the file's number of each group: see groups.c; NULL =
                                    the program's own numbers                               */
 } mixpi_state;
@@ -458,7 +460,7 @@ static int mixpi_state_by_name(const void *a, const void *b) {
  * is set. */
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     const mixp_checkpoint *what, const mixp_weights_desc *some) {
-    const int fresh = s->fresh;
+    const int fresh = s->fresh, partial = s->partial;
     char *own = s->own;
     int *groups = s->groups;
     size_t i;
@@ -470,6 +472,7 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     s->some = some;
     s->own = own;
     s->fresh = fresh;
+    s->partial = partial;
 
     /* A first pass counts; the second fills. */
     mixpi_state_add_all(s, what);

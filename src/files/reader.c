@@ -67,7 +67,8 @@ static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
     mixpi_st_sort_pairs(r, file->pairs, file->n_pairs, MIXP_ERR_FORMAT);
 }
 
-/* Checks that each name appears once and that the data has no hole, no overlap and no rest. */
+/* Checks that each name appears once and that the data has no hole, no overlap and no rest.
+ * data_bytes UINT64_MAX: a stream, whose rest belongs to the program. */
 static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
     uint64_t at = 0;
     size_t i;
@@ -81,7 +82,7 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint6
                 item->e.name, item->begin < at ? "overlaps" : "leaves a gap after");
         at = item->end;
     }
-    if (at != data_bytes)
+    if (at != data_bytes && data_bytes != UINT64_MAX)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
             "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
             at > data_bytes ? "cut short" : "longer than its header states", (double)at,
@@ -100,7 +101,7 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     }
 
     /* Little-endian. */
-    mixpi_file_read(f, 0, prefix, 8);
+    mixpi_source_read(f, 0, prefix, 8);
     for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
     if (memcmp(prefix, "PK\003\004", 4) == 0) {
@@ -143,13 +144,21 @@ static mixp_result mixpi_st_read_header(mixp_safetensors *file, mixpi_file *f) {
     uint64_t most = n / MIXPI_ST_MIN_ENTRY + 1; /* including an entry that may be truncated */
     file->header = (char *)mixpi_st_allocate(r, file->ctx, n, 1);
     file->items = (mixpi_st_item *)mixpi_st_allocate(r, file->ctx, most, sizeof file->items[0]);
-    mixpi_file_read(f, 8, file->header, n);
+    mixpi_source_read(f, 8, file->header, n);
     file->data_at = 8 + n;
     if (r->result == MIXP_OK) mixpi_st_parse(r, file, n);
-    if (r->result == MIXP_OK) mixpi_st_check_layout(r, file, f->size - file->data_at);
+    if (r->result == MIXP_OK)
+        mixpi_st_check_layout(r, file, r->stream ? UINT64_MAX : f->size - file->data_at);
     if (r->result == MIXP_OK) mixpi_st_index_pairs(r, file);
     if (r->result != MIXP_OK) mixpi_st_clear(file);
     return r->result;
+}
+
+static int mixpi_st_by_begin(const void *a, const void *b) {
+    const mixpi_st_item *x = *(const mixpi_st_item *const *)a;
+    const mixpi_st_item *y = *(const mixpi_st_item *const *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
 }
 
 /* Reads the data of the wanted tensors, each at a multiple of 64 bytes. */
@@ -166,13 +175,21 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     char *at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
     if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
 
-    for (size_t i = 0; at && i < file->n_items; i++) {
-        mixpi_st_item *item = &file->items[i];
+    /* They are read in the order of the file. */
+    mixpi_st_item **order =
+        (mixpi_st_item **)mixpi_st_allocate(f->report, file->ctx, file->n_items + 1, sizeof *order);
+    for (size_t i = 0; order && i < file->n_items; i++) order[i] = &file->items[i];
+    if (order && file->n_items) qsort(order, file->n_items, sizeof *order, mixpi_st_by_begin);
+    for (size_t i = 0; at && order && i < file->n_items; i++) {
+        mixpi_st_item *item = order[i];
+        mixpi_source_read(f, file->data_at + item->begin, at, item->wanted ? item->e.bytes : 0);
         if (!item->wanted) continue;
-        mixpi_file_read(f, file->data_at + item->begin, at, item->e.bytes);
         item->e.data = at;
         at += (item->e.bytes + mask) & ~mask;
     }
+    if (order && file->n_items)
+        mixpi_source_read(f, file->data_at + order[file->n_items - 1]->end, at, 0);
+    mixpi_st_free(file->ctx, order);
 
     if (f->report->result != MIXP_OK) mixpi_st_clear(file);
     return f->report->result;

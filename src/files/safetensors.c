@@ -21,6 +21,7 @@ typedef struct mixpi_report {
     const char *path;           /* path of the file, for messages                          */
     char       *text;           /* the caller's buffer, or NULL                            */
     size_t      text_size;
+    const mixp_checkpoint *stream;  /* its functions read or write; NULL: files do         */
 } mixpi_report;
 
 /* Writes the message, followed by the path. Callers limit names in the message to %.60s. */
@@ -54,6 +55,7 @@ static mixpi_report mixpi_report_begin(const char *path, char *text, size_t text
     r.path = path;
     r.text = text;
     r.text_size = text_size;
+    r.stream = NULL;
     if (text && text_size) text[0] = '\0';
     if (!*(const char *)&one) mixpi_report_fail(&r, MIXP_ERR_DEVICE, "this machine is big-endian");
     return r;

@@ -168,7 +168,7 @@ static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
     save.expected = plan->header_size;
     if (plan->n_items) save.expected += plan->items[plan->n_items - 1].end;
     save.buffer = (char *)mixpi_st_allocate(r, plan->ctx, MIXPI_SAVE_PIECE, 1);
-    mixpi_save_open(&save);
+    if (!r->stream) mixpi_save_open(&save);
     mixpi_save_put(&save, plan->header, plan->header_size, 0);
     for (size_t i = 0; i < plan->n_items; i++) {
         const mixpi_st_item *item = &plan->items[i];
