@@ -21,14 +21,15 @@ uninstall:   ## remove what install copied
 	rm -rf '$(DESTDIR)$(PREFIX)/share/mixprec' '$(DESTDIR)$(PREFIX)/include/mixprec'
 
 # A shared library, for other languages. It exports what starts with mixp_: also the inline functions, from an object
-# of their own. libmixprec.cdef has the declarations that Python's cffi reads. Before 1.0 each minor version has a
+# of their own; and what the block macros, such as MIXP_NO_GRAD, call. libmixprec.cdef has the declarations that Python's cffi reads. Before 1.0 each minor version has a
 # SONAME of its own.
 SHARED   = $(BUILD)/shared
 SONAME   = libmixprec.so.$(basename $(VERSION))
 RELEASED = $(CC) -std=$(STD) $(WARN) $(CPPFLAGS) $(CFLAGS) $(OPENMP) -fPIC -I.
 ifeq ($(shell uname -s),Darwin)
   SONAME  = libmixprec.$(basename $(VERSION)).dylib
-  EXPORTS = -dynamiclib -Wl,-install_name,@rpath/$(SONAME) -Wl,-exported_symbol,'_mixp_*'
+  EXPORTS = -dynamiclib -Wl,-install_name,@rpath/$(SONAME) -Wl,-exported_symbol,'_mixp_*' \
+            -Wl,-exported_symbol,'_mixpi_*_enter' -Wl,-exported_symbol,'_mixpi_*_leave'
 else
   EXPORTS = -shared -Wl,-soname,$(SONAME) -Wl,--version-script,$(SHARED)/exports
 endif
@@ -43,7 +44,7 @@ $(SHARED)/inline.o: mixprec.h $(BUILD)/flags
 	$(Q)$(RELEASED) -c $(SHARED)/inline.c -o $@
 $(SHARED)/$(SONAME): $(RELEASE_OBJECTS) $(SHARED)/inline.o
 	$(call say,cc $@)
-	$(Q)echo '{ global: mixp_*; local: *; };' >$(SHARED)/exports
+	$(Q)echo '{ global: mixp_*; mixpi_*_enter; mixpi_*_leave; local: *; };' >$(SHARED)/exports
 	$(Q)$(CC) $(EXPORTS) $(OPENMP) $^ $(LDFLAGS) $(LDLIBS) -lm -o $@
 	$(Q)ln -sf $(SONAME) $(SHARED)/libmixprec$(if $(filter %.dylib,$@),.dylib,.so)
 $(SHARED)/libmixprec.cdef: mixprec.h src/declarations.awk

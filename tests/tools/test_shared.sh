@@ -38,6 +38,16 @@ if [ "$(uname -s)" != Linux ]; then skip 'the shared library (not Linux)'; repor
 check 'make shared'                              build shared
 exports() { nm -D --defined-only "$shared/libmixprec.so" | awk '{ print $3 }' | grep -v "^mixpi_" | LC_ALL=C sort -u | diff "$tmp/declared" -; }
 check 'it exports what is declared'              exports
+# MIXP_AUTOCAST and MIXP_NO_GRAD are macros that call functions of the library.
+of_macros() {
+    for name in $(awk '/^ \*  Stop here if you only need the API/ { exit } { print }' mixprec.h |
+                      grep -oE '^MIXPREC_API [^(]*mixpi_[a-z0-9_]+\(' | sed 's/.*[ *]\(mixpi_[a-z0-9_]*\)($/\1/'); do
+        nm -D --defined-only "$shared/libmixprec.so" | grep -q " T $name\$" || { echo "$name is not exported"; return 1; }
+        found=$name
+    done
+    [ -n "$found" ]
+}
+check 'and what its macros call'                 of_macros
 version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
 soname() { readelf -d "$shared/libmixprec.so" | grep -F "SONAME" | grep -F "[libmixprec.so.${version%.*}]"; }
 check 'its SONAME has the minor version'         soname

@@ -191,28 +191,10 @@ static mixp_tensor *ints(mixp_context *c, mixp_dtype dtype, int64_t rows, int64_
 FORM(f_maximum, weigh(c, mixp_maximum(c, p[0], p[1])))
 FORM(f_minimum, weigh(c, mixp_minimum(c, p[0], p[1])))
 FORM(f_swiglu, weigh(c, mixp_swiglu(c, p[0], p[1])))
-FORM(f_packed, weigh(c, mixp_swiglu_packed(c, p[0])))
 FORM(f_packed_twice, weigh(c, mixp_mul(c, mixp_swiglu_packed(c, p[0]), mixp_swiglu_packed(c, p[0]))))
-FORM(f_neg, weigh(c, mixp_neg(c, p[0])))
-FORM(f_abs, weigh(c, mixp_abs(c, p[0])))
-FORM(f_sin, weigh(c, mixp_sin(c, mixp_scale(c, p[0], 3.0f))))
-FORM(f_cos, weigh(c, mixp_cos(c, mixp_scale(c, p[0], 3.0f))))
-FORM(f_clamp, weigh(c, mixp_clamp(c, p[0], -2.0f, HUGE_VALF)))
-FORM(f_relu_squared, weigh(c, mixp_relu_squared(c, p[0])))
-FORM(f_soft_cap, weigh(c, mixp_soft_cap(c, p[0], 0.75f)))
-FORM(f_l1, mixp_l1(c, mixp_scale(c, p[0], 3.0f), p[1]))
-FORM(f_smooth_l1, mixp_smooth_l1(c, p[0], p[1], 0.5f))
-FORM(f_huber, mixp_huber(c, p[0], p[1], 0.5f))
-FORM(f_kl, mixp_kl_div(c, mixp_log_softmax(c, p[0]), numbers(c, 2, p[0]->shape), 0))
-FORM(f_kl_log, mixp_kl_div(c, mixp_log_softmax(c, p[0]), numbers(c, 2, p[0]->shape), 1))
-FORM(f_max, weigh(c, mixp_max(c, p[0], 0, 1)))
 FORM(f_max_all, mixp_max(c, p[0], MIXP_ALL, 0))
-FORM(f_gather, weigh(c, mixp_gather(c, p[0], 1, ints(c, MIXP_I32, 4, 9, 6))))
 FORM(f_where, weigh(c, mixp_where(c, ints(c, MIXP_U8, 4, 1, 2), p[0], p[1])))
-FORM(f_where_wide, weigh(c, mixp_where(c, ints(c, MIXP_I32, 4, 6, 3), p[1], p[0])))
-FORM(f_masked, weigh(c, mixp_masked_fill(c, p[0], ints(c, MIXP_U8, 4, 6, 2), 3.0f)))
 FORM(f_rope, weigh(c, rope(c, p[0], 6, 3, 0)))
-FORM(f_rope_pairs, weigh(c, rope(c, p[0], 2, 0, 1)))
 static mixp_tensor *rope_scaled(mixp_context *c, mixp_tensor *x, int head_dim) {
     static const double frequencies[129] = { 1.5, 0.25, 0.125 };
     mixp_rope_desc d;
@@ -224,8 +206,6 @@ static mixp_tensor *rope_scaled(mixp_context *c, mixp_tensor *x, int head_dim) {
     return mixp_rope(c, x, &d);
 }
 FORM(f_rope_scaled, weigh(c, rope_scaled(c, p[0], 6)))
-FORM(f_smooth, mixp_cross_entropy_smooth(c, p[0], mixp_reshape(c, ints(c, MIXP_I32, 2, 2, 6), 1,
-    p[0]->shape), MIXP_IGNORE, 0.2f))
 FORM(f_product, weigh(c, mixp_matmul(c, p[0], p[1], 0, 0)))
 FORM(f_product_turned, weigh(c, mixp_matmul(c, p[0], p[1], 1, 1)))
 
@@ -258,32 +238,11 @@ static void test_gradients(void) {
     check("maximum", f_maximum, 2);
     check("minimum", f_minimum, 2);
     check("swiglu", f_swiglu, 2);
-    check("swiglu_packed", f_packed, 1);
     check("swiglu_packed twice", f_packed_twice, 1);
-    check("neg", f_neg, 1);
-    check("abs", f_abs, 1);
-    check("sin", f_sin, 1);
-    check("cos", f_cos, 1);
-    check("clamp", f_clamp, 1);
-    check("relu_squared", f_relu_squared, 1);
-    check("soft_cap", f_soft_cap, 1);
-    check("kl_div", f_kl, 1);
-    check("kl_div of logs", f_kl_log, 1);
-    check("max", f_max, 1);
     check("max of all", f_max_all, 1);
-    check("gather", f_gather, 1);
     check("where", f_where, 2);
-    check("where, turned", f_where_wide, 2);
-    check("masked_fill", f_masked, 1);
     check("rope", f_rope, 1);
-    check("rope of pairs", f_rope_pairs, 1);
     check("rope with frequencies", f_rope_scaled, 1);
-    check("cross_entropy, smooth", f_smooth, 1);
-    p[1] = param(2, 4, 6, 1, 1);
-    spread(p[1], -0.8f, 0.07f);
-    check("l1", f_l1, 2);
-    check("smooth_l1", f_smooth_l1, 2);
-    check("huber", f_huber, 2);
     p[0] = param(4, 2, 1, 3, 4);
     p[1] = param(3, 3, 4, 2, 1);
     check("matmul, broadcast", f_product, 2);
@@ -653,7 +612,7 @@ static void test_refusals(void) {
     v = numbers(ctx, 1, row);
     i = mixp_input(ctx, MIXP_I32, 2, one, ids);
     mask = ints(ctx, MIXP_U8, 2, 3, 2);
-    refused(mixp_triplet_margin(ctx, x, x, x, -1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is -1; pass a margin above 0");
+    refused(mixp_triplet_margin(ctx, x, x, x, -1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is -1; pass a finite margin above 0");
     refused(mixp_triplet_margin(ctx, x, x, x, 0.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is 0");
     refused(mixp_triplet_margin(ctx, x, x, x, NAN), MIXP_ERR_ARGUMENT, "triplet_margin: margin is");
     refused(mixp_clamp(ctx, x, 1.0f, 0.5f), MIXP_ERR_ARGUMENT, "clamp: low is 1 and high is 0.5");

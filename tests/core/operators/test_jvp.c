@@ -200,66 +200,11 @@ static void test_norm_of_a_gradient(void) {
     mixp_context_free(n.ctx);
 }
 
-/* --- options of losses ------------------------------------------------------------------------ */
-
-enum { LOSS_ROWS = 5, LOSS_COLS = 4, LOSS_COUNT = LOSS_ROWS * LOSS_COLS };
-
-/* A loss at x + step d: its value, or values. */
-static mixp_tensor *loss_at(mixp_context *ctx, mixp_op_id id, const mixp_loss_desc *desc, float step, mixp_tensor **x)
-{
-    static const int64_t shape[2] = { LOSS_ROWS, LOSS_COLS }, rows[1] = { LOSS_ROWS }, cols[1] = { LOSS_COLS };
-    static const int32_t targets[LOSS_ROWS] = { 1, 3, 0, MIXP_IGNORE, 2 };
-    static const float   weights[LOSS_COLS] = { 0.5f, 2, 1, 3 };
-    mixp_loss_desc own = *desc;
-    float v[LOSS_COUNT], t[LOSS_COUNT];
-    int i;
-    for (i = 0; i < LOSS_COUNT; i++) v[i] = (float)(i * 7 % 11 - 5) / 3.0f + step * (float)(i * 5 % 7 - 3) / 4.0f;
-    for (i = 0; i < LOSS_COUNT; i++) t[i] = (float)(i * 3 % 8) / 8.0f;
-    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
-    *x = mixp_input(ctx, MIXP_F32, 2, shape, v);
-    CHECK_INT(mixp_tensor_set_requires_grad(*x, 1), MIXP_OK);
-    if (id == MIXP_OP_CROSS_ENTROPY) own.weight = mixp_input(ctx, MIXP_F32, 1, cols, weights);
-    return mixp_loss_apply(ctx, id, *x, id == MIXP_OP_CROSS_ENTROPY ? mixp_input(ctx, MIXP_I32, 1, rows, targets)
-                                                                    : mixp_input(ctx, MIXP_F32, 2, shape, t), &own);
-}
-
-/* Each reduction, with class weights, smoothing and an ignored target: beside central differences. */
-static void test_options_of_losses(void) {
-    static const mixp_op_id losses[5] = { MIXP_OP_CROSS_ENTROPY, MIXP_OP_MSE, MIXP_OP_HUBER, MIXP_OP_SMOOTH_L1,
-                                          MIXP_OP_BCE_WITH_LOGITS };
-    static const float eps = 1.0f / 64.0f;
-    mixp_context *ctx = mixp_context_new(NULL);
-    int i, how, k;
-    for (i = 0; i < 5; i++)
-        for (how = MIXP_REDUCE_MEAN; how <= MIXP_REDUCE_NONE; how++) {
-            static const int64_t shape[2] = { LOSS_ROWS, LOSS_COLS };
-            float above[LOSS_COUNT], below[LOSS_COUNT], got[LOSS_COUNT], d[LOSS_COUNT];
-            mixp_loss_desc desc;
-            mixp_tensor *x, *y;
-            int64_t n;
-            memset(&desc, 0, sizeof desc);
-            desc.reduction = (mixp_reduction)how;
-            if (losses[i] == MIXP_OP_CROSS_ENTROPY) desc.smoothing = 0.25f;
-            if (losses[i] == MIXP_OP_HUBER || losses[i] == MIXP_OP_SMOOTH_L1) desc.bound = 0.7f;
-            for (k = 0; k < LOSS_COUNT; k++) d[k] = (float)(k * 5 % 7 - 3) / 4.0f;
-            y = loss_at(ctx, losses[i], &desc, eps, &x);
-            n = y ? y->count : 0;
-            CHECK_INT(mixp_read(y, above, MIXP_F32, n), MIXP_OK);
-            CHECK_INT(mixp_read(loss_at(ctx, losses[i], &desc, -eps, &x), below, MIXP_F32, n), MIXP_OK);
-            y = loss_at(ctx, losses[i], &desc, 0.0f, &x);
-            CHECK_INT(mixp_read(mixp_jvp(ctx, y, x, mixp_input(ctx, MIXP_F32, 2, shape, d)), got, MIXP_F32, n), MIXP_OK);
-            for (k = 0; k < n; k++) CHECK_NEAR(got[k], (above[k] - below[k]) / (2 * eps), 2e-3);
-        }
-    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
-    mixp_context_free(ctx);
-}
-
 int main(void) {
     jvp_run_cases();
     RUN(test_left_by_a_jump);
     RUN(test_names_of_sites);
     RUN(test_of_nothing);
     RUN(test_norm_of_a_gradient);
-    RUN(test_options_of_losses);
     return test_report();
 }
