@@ -200,9 +200,9 @@
  * rounding mode, and with FTZ or DAZ set or not: all threads of a call run in the caller's mode.
  * For + - * / the table covers the forward pass.
  *
- * Exceptions that a host lets trap (feenableexcept, -ffpe-trap) do not trap in a call of mixprec,
- * on x86-64 and AArch64: an overflow of f16 is an ordinary event of loss scaling. They do trap
- * where your own code computes with an Inf or NaN that a call returned.
+ * Exceptions that a host lets trap (feenableexcept, -ffpe-trap; all but inexact) do not trap in a
+ * call of mixprec, on x86-64 and AArch64: an overflow of f16 is an ordinary event of loss scaling.
+ * They do trap where your own code computes with an Inf or NaN that a call returned.
  *
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
  * be a function call. A product of two f16 or bf16 numbers is exact, so both give the same bits. A
@@ -5914,7 +5914,8 @@ MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, i
  * head_dim (even). Pair i of a head at position first + t is rotated by position *
  * base^(-2i/head_dim), or, for the scalings of Llama 3 and YaRN, by position * frequencies[i].
  * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1.
- * MIXP_ERR_ARGUMENT: frequencies or scale for a head_dim above 256. */
+ * MIXP_ERR_ARGUMENT: frequencies or scale for a head_dim above 256; a scale that is negative or not
+ * finite. */
 typedef struct mixp_rope_desc {
     int     head_dim;
     int     interleaved;
@@ -19065,7 +19066,7 @@ static mixp_result mixpi_check_failed(
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
+static mixp_result mixpi_do_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
     if (message && size) message[0] = '\0';
     if (why) return mixpi_check_failed(message, size, why, "");
@@ -19093,6 +19094,13 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     if (!why) why = mixpi_check_amx(mixpi_amx_usable());
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
+    const mixpi_float_mode mode = mixpi_float_calm();
+    const mixp_result r = mixpi_do_self_check(message, size);
+    mixpi_float_leave(mode);
+    return r;
 }
 MIXPI_SELDOM_END
 /* ==== 5. TENSORS (implementation) ===================================================== */
@@ -24030,6 +24038,9 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
 /* Is x above 0 and finite? */
 static int mixpi_f32_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
 
+/* Is x neither 0 nor -0? */
+static int mixpi_is_not_0(float x) { return mixp_bits_of_f32(x) << 1 != 0; }
+
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) {
     int64_t rows = 1;
@@ -27537,6 +27548,9 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
             "rope: frequencies are for heads of up to %d elements, not %.0f", 2 * MIXP_ROPE_PAIRS,
             (double)k->d);
+    if (k->scaled && mixp_bits_of_f64(k->scale) - 1u >= 0x7FEFFFFFFFFFFFFFu) /* bits: > 0, finite */
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+            "rope: scale is %g; it must be above 0 and finite, or 0 for 1", k->scale);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
     k->rows = x->count ? x->count / (k->t * k->heads * k->d) : 0;
@@ -27560,11 +27574,14 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp
         k.interleaved = desc->interleaved != 0;
         k.base = mixp_bits_of_f64(desc->base) << 1 == 0 ? 10000.0 : desc->base;
         k.first = desc->first;
-        k.scaled = desc->frequencies || desc->scale > 0.0;
-        k.scale = desc->scale > 0.0 ? desc->scale : 1.0;
+        const int has_scale = mixp_bits_of_f64(desc->scale) << 1 != 0;
+        k.scaled = desc->frequencies || has_scale;
+        k.scale = has_scale ? desc->scale : 1.0;
+        const mixpi_float_mode mode = mixpi_float_calm();
         for (int64_t i = 0; k.scaled && i < k.d / 2 && i < MIXP_ROPE_PAIRS; i++)
             k.frequency[i] = desc->frequencies ? desc->frequencies[i]
                                                : pow(k.base, -2.0 * (double)i / (double)k.d);
+        mixpi_float_leave(mode);
     }
     return mixpi_apply_one(ctx, MIXP_OP_ROPE, x, &k);
 }
@@ -27759,7 +27776,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(
     mixpi_entropy p;
     memset(&p, 0, sizeof p);
     p.k.ignore = ignore;
-    p.k.smoothing = smoothing + 0.0f; /* -0 becomes 0 */
+    p.k.smoothing = mixpi_is_not_0(smoothing) ? smoothing : 0.0f; /* no -0 */
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &p);
 }
 
@@ -29750,9 +29767,6 @@ static const char *const mixpi_option_names[] = {
     "margin", "swap",       "bias",      "chunk",  "MIXP_REDUCE_BATCHMEAN"
 };
 
-/* Is x neither 0 nor -0? */
-static int mixpi_is_not_0(float x) { return mixp_bits_of_f32(x) << 1 != 0; }
-
 /* The options that a description sets. */
 static unsigned mixpi_options_set(const mixp_loss_desc *d) {
     const int set[] = { d->weight != NULL, d->pos_weight != NULL, mixpi_is_not_0(d->smoothing),
@@ -29910,7 +29924,7 @@ static mixpi_entropy mixpi_entropy_of(const mixp_loss_desc *d, int logs) {
     mixpi_entropy p;
     memset(&p, 0, sizeof p);
     p.k.ignore = d->ignores ? d->ignore : MIXP_IGNORE;
-    p.k.smoothing = d->smoothing + 0.0f; /* -0 becomes 0 */
+    p.k.smoothing = mixpi_is_not_0(d->smoothing) ? d->smoothing : 0.0f; /* no -0 */
     p.k.logs = logs;
     p.k.sum = d->reduction == MIXP_REDUCE_SUM;
     p.none = d->reduction == MIXP_REDUCE_NONE;
@@ -32465,7 +32479,8 @@ static const char *mixpi_add_clash(
 static const char *mixpi_rows_wrong(
     const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     if (!g || g->rank != p->rank || memcmp(g->shape, p->shape, sizeof g->shape))
-        return "has rows with padding: pass a gradient of the same shape";
+        return "has rows with padding: grad is NULL or has another shape; pass a gradient of "
+               "the same shape";
     if (opt->muon) return "has rows with padding, but Muon needs dense rows";
     if (mixpi_master_is_split(opt, p))
         return "has rows with padding: use MIXP_MASTER_F32, because smaller masters need dense "

@@ -200,9 +200,9 @@
  * rounding mode, and with FTZ or DAZ set or not: all threads of a call run in the caller's mode.
  * For + - * / the table covers the forward pass.
  *
- * Exceptions that a host lets trap (feenableexcept, -ffpe-trap) do not trap in a call of mixprec,
- * on x86-64 and AArch64: an overflow of f16 is an ordinary event of loss scaling. They do trap
- * where your own code computes with an Inf or NaN that a call returned.
+ * Exceptions that a host lets trap (feenableexcept, -ffpe-trap; all but inexact) do not trap in a
+ * call of mixprec, on x86-64 and AArch64: an overflow of f16 is an ordinary event of loss scaling.
+ * They do trap where your own code computes with an Inf or NaN that a call returned.
  *
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
  * be a function call. A product of two f16 or bf16 numbers is exact, so both give the same bits. A

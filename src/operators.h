@@ -430,7 +430,8 @@ MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, i
  * head_dim (even). Pair i of a head at position first + t is rotated by position *
  * base^(-2i/head_dim), or, for the scalings of Llama 3 and YaRN, by position * frequencies[i].
  * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1.
- * MIXP_ERR_ARGUMENT: frequencies or scale for a head_dim above 256. */
+ * MIXP_ERR_ARGUMENT: frequencies or scale for a head_dim above 256; a scale that is negative or not
+ * finite. */
 typedef struct mixp_rope_desc {
     int     head_dim;
     int     interleaved;

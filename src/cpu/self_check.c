@@ -218,7 +218,7 @@ static mixp_result mixpi_check_failed(
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
+static mixp_result mixpi_do_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
     if (message && size) message[0] = '\0';
     if (why) return mixpi_check_failed(message, size, why, "");
@@ -246,4 +246,11 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     if (!why) why = mixpi_check_amx(mixpi_amx_usable());
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
+    const mixpi_float_mode mode = mixpi_float_calm();
+    const mixp_result r = mixpi_do_self_check(message, size);
+    mixpi_float_leave(mode);
+    return r;
 }

@@ -313,6 +313,9 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
             "rope: frequencies are for heads of up to %d elements, not %.0f", 2 * MIXP_ROPE_PAIRS,
             (double)k->d);
+    if (k->scaled && mixp_bits_of_f64(k->scale) - 1u >= 0x7FEFFFFFFFFFFFFFu) /* bits: > 0, finite */
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+            "rope: scale is %g; it must be above 0 and finite, or 0 for 1", k->scale);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
     k->rows = x->count ? x->count / (k->t * k->heads * k->d) : 0;
@@ -336,11 +339,14 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp
         k.interleaved = desc->interleaved != 0;
         k.base = mixp_bits_of_f64(desc->base) << 1 == 0 ? 10000.0 : desc->base;
         k.first = desc->first;
-        k.scaled = desc->frequencies || desc->scale > 0.0;
-        k.scale = desc->scale > 0.0 ? desc->scale : 1.0;
+        const int has_scale = mixp_bits_of_f64(desc->scale) << 1 != 0;
+        k.scaled = desc->frequencies || has_scale;
+        k.scale = has_scale ? desc->scale : 1.0;
+        const mixpi_float_mode mode = mixpi_float_calm();
         for (int64_t i = 0; k.scaled && i < k.d / 2 && i < MIXP_ROPE_PAIRS; i++)
             k.frequency[i] = desc->frequencies ? desc->frequencies[i]
                                                : pow(k.base, -2.0 * (double)i / (double)k.d);
+        mixpi_float_leave(mode);
     }
     return mixpi_apply_one(ctx, MIXP_OP_ROPE, x, &k);
 }

@@ -22,9 +22,6 @@ static const char *const mixpi_option_names[] = {
     "margin", "swap",       "bias",      "chunk",  "MIXP_REDUCE_BATCHMEAN"
 };
 
-/* Is x neither 0 nor -0? */
-static int mixpi_is_not_0(float x) { return mixp_bits_of_f32(x) << 1 != 0; }
-
 /* The options that a description sets. */
 static unsigned mixpi_options_set(const mixp_loss_desc *d) {
     const int set[] = { d->weight != NULL, d->pos_weight != NULL, mixpi_is_not_0(d->smoothing),
@@ -182,7 +179,7 @@ static mixpi_entropy mixpi_entropy_of(const mixp_loss_desc *d, int logs) {
     mixpi_entropy p;
     memset(&p, 0, sizeof p);
     p.k.ignore = d->ignores ? d->ignore : MIXP_IGNORE;
-    p.k.smoothing = d->smoothing + 0.0f; /* -0 becomes 0 */
+    p.k.smoothing = mixpi_is_not_0(d->smoothing) ? d->smoothing : 0.0f; /* no -0 */
     p.k.logs = logs;
     p.k.sum = d->reduction == MIXP_REDUCE_SUM;
     p.none = d->reduction == MIXP_REDUCE_NONE;

@@ -157,7 +157,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(
     mixpi_entropy p;
     memset(&p, 0, sizeof p);
     p.k.ignore = ignore;
-    p.k.smoothing = smoothing + 0.0f; /* -0 becomes 0 */
+    p.k.smoothing = mixpi_is_not_0(smoothing) ? smoothing : 0.0f; /* no -0 */
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &p);
 }
 

@@ -16,6 +16,9 @@
 /* Is x above 0 and finite? */
 static int mixpi_f32_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
 
+/* Is x neither 0 nor -0? */
+static int mixpi_is_not_0(float x) { return mixp_bits_of_f32(x) << 1 != 0; }
+
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) {
     int64_t rows = 1;

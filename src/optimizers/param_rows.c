@@ -104,7 +104,8 @@ static const char *mixpi_add_clash(
 static const char *mixpi_rows_wrong(
     const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     if (!g || g->rank != p->rank || memcmp(g->shape, p->shape, sizeof g->shape))
-        return "has rows with padding: pass a gradient of the same shape";
+        return "has rows with padding: grad is NULL or has another shape; pass a gradient of "
+               "the same shape";
     if (opt->muon) return "has rows with padding, but Muon needs dense rows";
     if (mixpi_master_is_split(opt, p))
         return "has rows with padding: use MIXP_MASTER_F32, because smaller masters need dense "

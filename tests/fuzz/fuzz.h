@@ -22,7 +22,7 @@
 #define FUZZ_MUTATIONS 500      /* of each seed: fewer where an input takes long */
 #endif
 #ifndef FUZZ_TRAPS_ON
-#define FUZZ_TRAPS_ON traps_on()
+#define FUZZ_TRAPS_ON traps_on(1)
 #endif
 enum { FUZZ_ROOM = 1 << 16 };
 

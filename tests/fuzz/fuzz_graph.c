@@ -486,7 +486,7 @@ static void run_mixprec(const graph *g, const matrix *node, mixp_dtype low, int 
     mixp_context *ctx;
     const char *why = "";
     int i, k;
-    traps_on();
+    traps_on(1);
     ctx = mixp_context_new(NULL);
     EXPECT(ctx != NULL);
     memset(o, 0, sizeof *o);

@@ -44,7 +44,7 @@ static uint64_t run_of(const program *p, const mode *how, int trapped) {
     uint64_t h = 14695981039346656037u;
     int step, i, n;
     doing = p->name;
-    if (trapped) traps_on();
+    if (trapped) traps_on(0);
     s = session_open(p, how, NULL, NULL);
     memset(&what, 0, sizeof what);
     what.ctx = s->ctx;
@@ -55,7 +55,7 @@ static uint64_t run_of(const program *p, const mode *how, int trapped) {
     for (step = 0; step < 8; step++) {
         const int turn = step % turns_of(p), parts = how->parts ? how->parts : p->parts ? p->parts : 1;
         mixp_scaler *scaler = scaler_at(s, p, turn);
-        if (trapped) traps_on();
+        if (trapped) traps_on(0);
         do {
             walks(s, p, turn, step, 0, parts, parts);
         } while (how->retry && mixp_retry(scaler, 3));
@@ -111,7 +111,7 @@ static void calls_under_traps(void) {
     k.alpha = 1.0f;
     k.a.data = k.b.data = big;
     k.c.data = sum;
-    traps_on();
+    traps_on(0);
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
         for (i = 0; d && i < 6; i++) {
@@ -169,7 +169,7 @@ static void features_under_traps(void) {
         mixp_init_all(ctx, "*", mixp_init_kaiming_normal, 1.0);
         mixp_optimizer_add(opt, w, NULL);
         mixp_tensor_set_requires_grad(v, 0);
-        traps_on();
+        traps_on(0);
         mixp_guard_start(ctx, NULL);
         mixp_optimizer_set_ema(opt, 0.9);
         for (i = 0; i < 4; i++) {
@@ -231,7 +231,7 @@ static uint64_t trained_in(int rounding, unsigned flush, int traps, int threads)
         if (step == 1) {
             fesetround(rounding);
             set_flush(flush);
-            if (traps) traps_on();
+            if (traps) traps_on(0);
         }
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);

@@ -30,11 +30,11 @@ FILENAME ~ /\.txt$/ {
 # --- declarations ------------------------------------------------------------------------
 /^#/ { next }
 
-# The numbers among the fields of a struct: those of structs inside it, too.
+# The numbers and pointers among the fields of a struct: those of structs inside it, too.
 function field(of, name, type) {
-    if (name ~ /\[/ && type in list) return
+    if (name ~ /\[/ && (type in list || type == "pointer")) return
     sub(/\[.*/, "", name)
-    if (type ~ /^(float|double|int|int32_t|int64_t)$/)
+    if (type ~ /^(float|double|int|int32_t|int64_t|pointer)$/)
         fields[of] = fields[of] "    { \"" name "\", offsetof(" of ", " name "), EVERY_OF_" toupper(type) " },\n"
     else if (type in list)
         for (i_of[of] = split(list[type], inner, /;/); i_of[of] > 0; i_of[of]--)
@@ -46,11 +46,13 @@ struct {
     if (/^}/ || /} [a-z_0-9]+;/) {
         sub(/}.*/, "", record)
         for (k = split(record, lines, /;/); k > 0; k--) {
-            if (lines[k] ~ /[*({]/) continue
+            if (lines[k] ~ /[({]/) continue
             sub(/^ +/, "", lines[k])
-            type = lines[k]
+            sub(/^(const|struct) +/, "", lines[k])
+            type = lines[k] ~ /\*/ ? "pointer" : lines[k]
             sub(/ .*/, "", type)
             sub(/^[a-z_0-9]+ +/, "", lines[k])
+            gsub(/\*|const /, "", lines[k])
             for (j = split(lines[k], each, / *, */); j > 0; j--) {
                 sub(/^ +/, "", each[j])
                 sub(/ +$/, "", each[j])

@@ -36,6 +36,9 @@ static struct {
     double   doubles[256];
     int32_t  whole[16];
     uint16_t halves_[64];
+    mixp_f16 f16s[16];
+    int64_t  longs[16];
+    uint8_t  bytes[16];
     mixp_bf16 *halves;
     int64_t  shape[2], halves_of[2], cells[3], sides[3], n, counts[MIXP_EXPONENTS];
     int      dims[2], flag, named;
@@ -92,7 +95,7 @@ static struct {
 typedef struct every_field {
     const char *name;
     size_t      at;
-    enum { EVERY_OF_FLOAT, EVERY_OF_DOUBLE, EVERY_OF_INT, EVERY_OF_INT32_T, EVERY_OF_INT64_T } kind;
+    enum { EVERY_OF_FLOAT, EVERY_OF_DOUBLE, EVERY_OF_INT, EVERY_OF_INT32_T, EVERY_OF_INT64_T, EVERY_OF_POINTER } kind;
 } every_field;
 /* Which argument is replaced, and by what. at -1, BY_TENSOR: every tensor. */
 typedef enum replaced { NOTHING, BY_NULL, BY_NUMBER, BY_WHOLE, BY_TENSOR, BY_FIELD } replaced;
@@ -213,7 +216,7 @@ static void world_open(void) {
     for (i = 0; i < 64; i++) w.read[i] = (float)(i % 5) / 8.0f;
     for (i = 0; i < 16; i++) w.whole[i] = i % 4;
     snprintf(w.path, sizeof w.path, "/tmp/mixprec_every_%ld.st", (long)getpid());
-    w.context.threads = 1;
+    w.context.threads = odd.by == NOTHING ? 2 : 1;
     w.context.allocate = take;
     w.context.release = put;
     w.ctx = mixp_context_new(&w.context);
@@ -369,7 +372,8 @@ static void field_set(void) {
     const float  x = mixp_f32_of_bits(bits[odd.which]);
     const double wide_x = odd.which == 7 ? 1.7e308 : (double)x;
     char *to = (char *)odd.where + odd.field->at;
-    if (odd.field->kind == EVERY_OF_FLOAT) memcpy(to, &x, sizeof x);
+    if (odd.field->kind == EVERY_OF_POINTER) memset(to, 0, sizeof(void *));
+    else if (odd.field->kind == EVERY_OF_FLOAT) memcpy(to, &x, sizeof x);
     else if (odd.field->kind == EVERY_OF_DOUBLE) memcpy(to, &wide_x, sizeof wide_x);
     else if (odd.field->kind == EVERY_OF_INT64_T) memcpy(to, &wide[odd.which], sizeof *wide);
     else memcpy(to, &narrow[odd.which], sizeof *narrow);
@@ -405,7 +409,7 @@ static int call_survives(const every_row *row, int trapping) {
     volatile int gave = -1;
     ended_by = sigsetjmp(out_of_call, 1);
     if (!ended_by) {
-        if (trapping) traps_on();
+        if (trapping) traps_on(strncmp(row->name, "mixp_", 5) == 0);
         gave = call_row(row);
     }
     traps_off();
@@ -495,13 +499,14 @@ static void tensors_trap_in_no_call(const every_row *row) {
     }
 }
 
-/* Each number of a description. */
+/* Each number of a description, and each of its pointers: NULL. */
 static void fields_trap_in_no_call(const every_row *row) {
     char by[100];
     odd.where = row->of[odd.at].where;
     for (odd.field = row->of[odd.at].fields; odd.field && odd.field->name; odd.field++)
         for (odd.which = 0; odd.which < 8; odd.which++) {
-            if (odd.field->kind > EVERY_OF_DOUBLE && row->of[odd.at].sized) continue;
+            if (odd.field->kind == EVERY_OF_POINTER ? odd.which > 0 : odd.field->kind > EVERY_OF_DOUBLE && row->of[odd.at].sized)
+                continue;
             snprintf(by, sizeof by, "its %s number %d", odd.field->name, odd.which);
             world_open();
             trapped(row, by);
