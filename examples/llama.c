@@ -68,9 +68,17 @@ static struct model {
     double             seen; /* tokens of all steps of this process, with those that do not count */
 } m;
 
+static char plan_text[600], command_that_continues[4096];
+
+/* The first error waits in the context. Says what a step needs if memory is short, and where the last checkpoint is. */
 static void check(const char *doing) {
+    char        path[PATH_SPACE];
     const char *why;
-    if (mixp_context_error(m.ctx, &why) != MIXP_OK) die(1, "%s: %s", doing, why);
+    mixp_result result = mixp_context_error(m.ctx, &why);
+    int         saved = m.run.saves && m.run.step > 0 && m.run.out[0] && in_run(&m.run, CHECKPOINT, path);
+    if (result != MIXP_OK)
+        die(1, "%s: %s%s%s%s", doing, why, result == MIXP_ERR_MEMORY ? plan_text : "",
+            saved ? ". The last checkpoint is whole; go on with: " : "", saved ? command_that_continues : "");
 }
 
 #include "trainer/llama_cache.h"

@@ -23,6 +23,7 @@ static mixp_ranks_desc join_ranks(int *argc, char ***argv) {
     mixp_ranks_desc d;
     if (strncmp(how.ranks, "fork:", 5) == 0 && opt.threads == 0) opt.threads = 1;
     d = start_ranks(&how, argc, argv);
+    d.mean = MIXP_MEAN_NONE;            /* the shares of a step's batches add up to 1 over all ranks */
     if (d.rank) opt.quiet = 1;
     return d;
 }
@@ -181,6 +182,7 @@ static void plan_memory(void) {
     tell_savings(need, less, sizeof less);
     bytes_text(need, need_text, sizeof need_text);
     if (have > 0) bytes_text(have, have_text, sizeof have_text);
+    snprintf(plan_text, sizeof plan_text, ". A step needs about %s%s", need_text, less);
     if (have > 0 && all > have)
         die(1, "a step needs about %s%s, and the machine has %s%s. A smaller --batch or --block needs less, too",
             need_text, forked ? " for each rank" : "", have_text, less);
@@ -191,7 +193,7 @@ static void plan_memory(void) {
 
 /* ==== The folder ==================================================================== */
 
-static char command_that_continues[4096], run_text[600];
+static char run_text[600];
 static const char *const run_pairs[1][2] = { { RUN_KEY, run_text } };
 
 /* Keeps the command line, with --resume, as a shell reads it. */

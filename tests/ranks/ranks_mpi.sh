@@ -40,8 +40,8 @@ over() {
     check "$engine: examples/ddp_mpi.c is compiled and linked" \
         "$mpicc" -std=gnu99 -O1 -Wall -Wextra -Wno-unused-function -I. -Itests -Itests/support -DMIXPREC_IMPLEMENTATION_DONE \
         tests/ranks/ranks_mpi.c "$build/libmixprec.a" ${OPENMP-} -lm -lpthread -o "$program"
-    check "$engine: so is the trainer with it" \
-        "$mpicc" -std=gnu99 -Wall -Wextra -Wno-unused-function -I. -DTRAINER_MPI -fsyntax-only examples/trainer/trainer.c
+    check "$engine: so are the trainer and llama with it" \
+        "$mpicc" -std=gnu99 -Wall -Wextra -Wno-unused-function -I. -DTRAINER_MPI -fsyntax-only examples/trainer/trainer.c examples/llama.c
     for n in 2 4; do
         check "$engine, $n ranks: order, overlap, shards, scattered sums, Inf, all dtypes, unlike and busy ranks"  ranks "$n"
         [ "$failed" = 0 ] || tail -n 20 "$tmp/log"

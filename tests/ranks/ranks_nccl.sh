@@ -26,9 +26,9 @@ END_OF_PROGRAM
 warnings='-Wall -Wextra -Werror -Wno-unused-function'
 check 'examples/ddp_nccl.c is compiled' ${CC:-cc} -std=gnu99 $warnings -I. -isystem "$cuda/include" \
     -isystem "$(dirname "$header")" -c "$tmp/nccl.c" -o "$tmp/nccl.o"
-check 'so is the trainer with it' ${CC:-cc} -std=gnu99 $warnings -I. -isystem "$cuda/include" \
+check 'so are the trainer and llama with it' ${CC:-cc} -std=gnu99 $warnings -I. -isystem "$cuda/include" \
     -isystem "$(dirname "$header")" -DTRAINER_NCCL -DTRAINER_CUDA -DMIXPREC_IMPLEMENTATION_DONE \
-    -fsyntax-only examples/trainer/trainer.c
+    -fsyntax-only examples/trainer/trainer.c examples/llama.c
 if [ -n "$library" ]; then
     check 'and linked' ${CC:-cc} "$tmp/nccl.o" "${BUILD:-build}/libmixprec.a" "$library" \
         -L"$cuda/lib64" -lcudart ${OPENMP-} -lpthread -lm -o "$tmp/nccl"

@@ -84,7 +84,17 @@ for kind in '' '--lora 2' '--shard states'; do
     check "1, 2 and 4 ranks${kind:+, $kind}: the same bytes" sh -c 'cmp ranks1/checkpoint.safetensors ranks2/checkpoint.safetensors && cmp ranks1/checkpoint.safetensors ranks4/checkpoint.safetensors'
     check "1 and 4 ranks${kind:+, $kind}: the same losses"   test "$(losses ranks1)" = "$(losses ranks4)"
 done
-check "ranks of chats, whose tokens count by number" run 0 --data chats.jsonl --chat zephyr --block 128 --steps 4 --batch 1 --ranks fork:2
+# In another order of sums: the norms of the gradients and the losses agree.
+norms() { sed -n 's/.*"loss":\([0-9.]*\).*"norm":\([0-9.]*\).*/\1 \2/p' "$1/metrics.jsonl"; }
+near() { paste "$1" "$2" | awk '{ for (i = 1; i < 3; i++) bad += $i > 1.001 * $(i + 2) || $i < 0.999 * $(i + 2) } END { exit bad || NR < 4 }'; }
+chats='--data chats.jsonl --chat zephyr --block 128 --steps 4 --batch 1 --log-every 1 --dtype fp32 --overwrite'
+run 0 $chats --accumulate 2 --out one; norms one >a
+run 0 $chats --ranks fork:2 --out two; norms two >b
+check "2 ranks learn what 2 batches do, of chats, whose tokens count by number" near a b
+port=$((20000 + $$ % 20000))
+RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$llama" model $common $chats --ranks tcp --out three >/dev/null 2>&1 &
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$llama" model $common $chats --ranks tcp --out three >out 2>err; wait
+norms three >b; check "as torchrun starts them, too" near a b
 check "ranks of no kind"                        says 'is not one of fork:N' 2 --ranks threads:2
 
 report
