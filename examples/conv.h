@@ -31,7 +31,8 @@
 #define CONV_SAME (-1)          /* padding="same": the result has the image's size; needs stride 1           */
 
 /* Zeroed: stride 1, no padding, dilation 1, one group. Number i is for dimension i behind the channels: for a
- * conv2d the first is for the height, the second for the width. Numbers for dimensions that x lacks are 0. */
+ * conv2d the first is for the height, the second for the width: PyTorch's stride=2, padding=1 is { 2, 2 } and { 1, 1 } (a
+ * stride of { 2 } is an error; a padding of { 1 } pads the height only). Numbers for dimensions that x lacks are 0. */
 typedef struct conv_desc {
     int stride[3], padding[3], dilation[3];
     int groups;                 /* number of independent groups of channels                                 */
@@ -770,6 +771,16 @@ static int conv_numbers_of(const int *from, int dims, int64_t zero, int64_t *to)
     return 1;
 }
 
+/* PyTorch's stride=2 is { 2, 2 } in two dimensions. A list that ends early would set only the first. */
+static int conv_is_whole(mixp_context *ctx, const char *name, const char *what, const int *from, int dims) {
+    int i, given = 0;
+    for (i = 0; i < dims && i < 3; i++) given += from[i] != 0;
+    if (!given || given == dims) return 1;
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s is { %d, %d, %d }: give a number for each of %d dimensions", name,
+                      what, from[0], from[1], from[2], dims);
+    return 0;
+}
+
 /* Axes that an image lacks have stride and dilation 1, and no padding. */
 static int conv_described(conv_shape *s, const conv_desc *desc, int dims) {
     conv_desc d;
@@ -821,6 +832,9 @@ static mixp_tensor *conv_run(mixp_context *ctx, const mixp_op *row, int dims, mi
     int        described = conv_described(&s, desc, dims);
     if (!conv_given(ctx, row->name, "x", in[0]) || !conv_given(ctx, row->name, "w", in[1])) return NULL;
     if (!conv_fits(ctx, row->name, in[0], dims, described) || !conv_fits(ctx, row->name, in[1], dims, 1)) return NULL;
+    if (desc && (!conv_is_whole(ctx, row->name, "stride", desc->stride, dims) ||
+                 !conv_is_whole(ctx, row->name, "dilation", desc->dilation, dims)))
+        return NULL;
     return conv_bias(ctx, mixp_apply(ctx, row, 2, in, 2, &s), bias);
 }
 
@@ -1049,7 +1063,14 @@ static mixp_tensor *conv_windows(mixp_context *ctx, mixp_tensor *x, const pool_d
         if (!k->s.stride[i]) k->s.stride[i] = k->s.taps[i];
     conv_sizes(x, k->s.size);
     for (i = 0; i < 3; i++) k->s.places[i] = conv_window_places(k, i);
-    if (!conv_fits(ctx, "pool", x, dims, fits)) return NULL;
+    if (!conv_fits(ctx, "pool", x, dims, fits) || !conv_is_whole(ctx, "pool", "size", desc->size, dims) ||
+        !conv_is_whole(ctx, "pool", "stride", desc->stride, dims) ||
+        !conv_is_whole(ctx, "pool", "dilation", desc->dilation, dims))
+        return NULL;
+    if (!desc->size[0]) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "pool: size is 0: give the size of the window");
+        return NULL;
+    }
     return mixp_apply(ctx, &row, 1, &x, 1, k);
 }
 

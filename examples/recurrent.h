@@ -229,6 +229,17 @@ static mixp_tensor *recurrent_direction(mixp_context *ctx, mixp_tensor *x, recur
     return y;
 }
 
+/* Looks where lengths are in host memory: on a GPU a look would wait for the device. */
+static int recurrent_lengths_fit(mixp_context *ctx, const mixp_tensor *x, const mixp_tensor *lengths) {
+    int64_t i;
+    if (!lengths || mixp_context_device(ctx)->download) return 1;
+    for (i = 0; i < lengths->count; i++) {
+        const int32_t length = ((const int32_t *)lengths->data)[i];
+        if (length < 0 || length > x->shape[1]) return 0;
+    }
+    return 1;
+}
+
 static int recurrent_refused(mixp_context *ctx, const mixp_tensor *x, const recurrent_desc *d) {
     const char *wrong = NULL;
     if (x->rank != 3 || x->shape[1] > RECURRENT_PIECE * RECURRENT_PIECE)
@@ -242,6 +253,7 @@ static int recurrent_refused(mixp_context *ctx, const mixp_tensor *x, const recu
     if (d->dropout != 0.0f && mixp_bits_of_f32(d->dropout) > 0x3F800000u)  /* bits: NaN, negative, above 1 */
         wrong = "dropout is in [0, 1]";
     if (d->w_proj && d->kind != RECURRENT_LSTM) wrong = "only an LSTM has w_proj";
+    if (!recurrent_lengths_fit(ctx, x, d->lengths)) wrong = "a length is below 0 or above t";
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "recurrent: %s", wrong);
     return wrong != NULL;
 }

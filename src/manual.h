@@ -295,6 +295,12 @@
  *                                                    that of one
  *     two threads use one context at a time        errors that name other causes, or a crash: one
  *                                                    thread at a time, or a context for each
+ *     two optimizers that both step have one       it moves twice per step
+ *       parameter
+ *     targets of mixp_bce_with_logits are not      the loss becomes negative, and logits grow
+ *       in [0, 1], such as bytes
+ *     batch_norm has training 1 in an              the running statistics move, and results depend
+ *       evaluation                                   on the batch
  *     a scaler or an optimizer is freed after      a crash: free them before the context, or not at
  *       its context                                  all
  *

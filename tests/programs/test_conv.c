@@ -106,6 +106,38 @@ static void statistics_that_do_not_fit(void) {
         }
 }
 
+/* PyTorch's stride=2 written as { 2 }, and a window without a size: errors in each place that takes such a list. */
+static void lists_that_end_early(void) {
+    const int64_t shape[4] = { 1, 2, 4, 4 }, weights[4] = { 2, 2, 3, 3 };
+    static const float x[36] = { 1, 2, 3 };
+    int i;
+    for (i = 0; i < 7; i++) {
+        mixp_context *ctx = conv_context();
+        mixp_tensor  *image, *w, *y;
+        const char   *why = "";
+        conv_desc     c;
+        pool_desc     p;
+        memset(&c, 0, sizeof c);
+        memset(&p, 0, sizeof p);
+        mixp_step_begin(ctx);
+        image = mixp_input(ctx, MIXP_F32, 4, shape, x);
+        w = mixp_input(ctx, MIXP_F32, 4, weights, x);
+        if (i == 0) c.stride[0] = 2;
+        if (i == 1) c.dilation[1] = 2;
+        if (i > 2) p.size[0] = p.size[1] = 2;
+        if (i == 3) p.size[1] = 0;
+        if (i == 4) p.stride[0] = 2;
+        if (i == 5) p.dilation[0] = 2;
+        if (i < 2) y = conv2d(ctx, image, w, NULL, &c);
+        else if (i == 6) y = max_pool(ctx, image, &p, NULL);
+        else y = avg_pool(ctx, image, &p);
+        CHECK(i == 6 ? y != NULL : !y);
+        CHECK_INT(mixp_context_error(ctx, &why), i == 6 ? MIXP_OK : MIXP_ERR_ARGUMENT);
+        CHECK_TEXT(why, i == 6 ? "" : i == 2 ? "size is 0" : "give a number for each of 2 dimensions");
+        mixp_context_free(ctx);
+    }
+}
+
 /* Each value stands rows x cols times; the gradient of a value is the sum over its places. */
 static void upsampled(void) {
     enum { B = 2, C = 3, H = 2, W = 4, ROWS = 3, COLS = 2 };
@@ -153,5 +185,6 @@ int main(void) {
     RUN(frozen_statistics_warn);
     RUN(a_recomputed_batch_counts_once);
     RUN(statistics_that_do_not_fit);
+    RUN(lists_that_end_early);
     return test_report();
 }

@@ -366,6 +366,12 @@ static void refusals(void) {
             "at most 65536");
     d.lengths = mixp_input(k.ctx, MIXP_I32, 1, &three, lengths);
     refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_SHAPE, "one length for each sequence");
+    for (int i = 0; i < 2; i++) {
+        int32_t beyond[8] = { 0 };
+        beyond[k.x->shape[0] - 1] = i ? -1 : (int32_t)k.x->shape[1] + 1;
+        d.lengths = mixp_input(k.ctx, MIXP_I32, 1, k.x->shape, beyond);
+        refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_ARGUMENT, "below 0 or above t");
+    }
     d.lengths = NULL;
     d.layers = -1;
     refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_ARGUMENT, "layers is not negative");
