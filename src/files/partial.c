@@ -1,4 +1,5 @@
 #pragma once
+#include "reader.c"
 #include "list.c"
 /* --- checkpoints: a resume in which parameters were added or removed -------------------------- */
 
