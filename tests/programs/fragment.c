@@ -3,7 +3,9 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include <stdio.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { N = 32 };
 static float         x[N * 16], g[16], w[16];
