@@ -242,6 +242,20 @@ check 'a forgotten function is noticed'          forgotten 'no function in src/o
 check 'a forgotten place in the table as well'   forgotten 'not in the table of src/operators.h' 's/ erfinv  / /'
 check "a forgotten name of PyTorch's as well"    forgotten 'not in src/pytorch_names.txt' '/| mixp_erfinv |/d'
 
+# Each operator has values that it did not compute itself: a formula in double in test_kernels.c, numbers recorded from
+# PyTorch under its name, or a loop in double in a file of cases.
+with_values() {
+    for op in $(sed -n '/typedef enum mixp_op_id/,/mixp_op_id;/s/MIXP_OP_/\n&/gp' "$1" | sed -n 's/^MIXP_OP_\([A-Z0-9_]*\).*/\1/p'); do
+        name=$(echo "$op" | tr 'A-Z' 'a-z')
+        case $name in count) continue ;; argmax) name=argmin ;; esac
+        grep -qE "case MIXP_UNARY_$op:|MIXP_BINARY_$op\)" tests/cpu/test_kernels.c ||
+            grep -qE "\"!?$name(_[a-z0-9_]+)?\"" tests/reference/*.h || grep -q "mixp_$name(" tests/support/*_cases.h || { echo "$name has no values"; return 1; }
+    done
+}
+check 'each operator has values of another source' with_values src/operators.h
+sed 's/    MIXP_OP_COUNT/    MIXP_OP_ODD,\n&/' src/operators.h >"$tmp/odd.h"
+check 'an operator without values is noticed'    eval '[ "$(with_values "$tmp/odd.h")" = "odd has no values" ]'
+
 # Each function of operators.h that makes a tensor, and each field of its descriptions, is in the lists over which the tests
 # of every operator run: by its name, or a loss by its id. Not random numbers, nor embedding_padded, whose tangent follows
 # the padding row as PyTorch's does.
