@@ -7587,6 +7587,17 @@ extern "C" {
 #  define MIXPI_SELDOM_END
 #endif
 
+/* The same around rooms of which a plain step runs nothing: files, guests, checks. There clang
+ * optimises for size, too. */
+#if defined(__clang__) && __clang_major__ >= 7 && defined(__OPTIMIZE__)
+#  define MIXPI_COLD_BEGIN \
+       _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")
+#  define MIXPI_COLD_END   _Pragma("clang attribute pop")
+#else
+#  define MIXPI_COLD_BEGIN MIXPI_SELDOM_BEGIN
+#  define MIXPI_COLD_END   MIXPI_SELDOM_END
+#endif
+
 /* Around everything but conversions and products. With MIXPREC_SMALL clang optimises the code
  * between them for size, as -Oz does. */
 #if defined(MIXPREC_SMALL) && defined(__clang__)
@@ -18855,7 +18866,7 @@ MIXPREC_API mixp_result mixp_convert(
     return mixp_convert_rounded(dst, to, src, from, n, NULL);
 }
 #ifndef MIXPREC_ONLY_FORMATS
-MIXPI_SELDOM_BEGIN
+MIXPI_COLD_BEGIN
 /* --- the environment -------------------------------------------------------------------- */
 
 /* Values at the limits of the formats, with their codes: ones, zeros, the largest numbers, ties,
@@ -19108,7 +19119,7 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     mixpi_float_leave(mode);
     return r;
 }
-MIXPI_SELDOM_END
+MIXPI_COLD_END
 /* ==== 5. TENSORS (implementation) ===================================================== */
 
 /* One block of memory from the allocator. Pieces form a list that the context frees. */
@@ -23875,7 +23886,7 @@ MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
     volatile char here = 0;
     return mixpi_any_begin(ctx, 1, MIXPI_FRAME(&here));
 }
-MIXPI_SELDOM_BEGIN
+MIXPI_COLD_BEGIN
 /* --- checking gradients ---------------------------------------------------------------- */
 
 /* The loss with t's element i set to x. */
@@ -23982,7 +23993,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
     int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
     MIXPI_RETURN_INSIDE(ctx, mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }
-MIXPI_SELDOM_END
+MIXPI_COLD_END
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
@@ -30625,7 +30636,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
 #undef MIXPI_COMPARE_ROW
 #undef MIXPI_LOSS_ROW
 
-MIXPI_SELDOM_BEGIN
+MIXPI_COLD_BEGIN
 /* --- derivatives along a direction ------------------------------------------------------- *
  *
  * mixp_jvp follows the tape from x to y, oldest operator first. own.tangent of a tensor on the way
@@ -31132,7 +31143,7 @@ MIXPREC_API mixp_tensor *mixp_jvp(
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
     return tangent ? mixpi_jvp_unquantised(ctx, y, x, tangent) : NULL;
 }
-MIXPI_SELDOM_END
+MIXPI_COLD_END
 /* ==== 9. SCALER (implementation) ====================================================== */
 
 struct mixp_scaler {
@@ -34829,7 +34840,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixpi_leave(scaler->ctx, before, MIXP_OK);
     return v;
 }
-MIXPI_SELDOM_BEGIN
+MIXPI_COLD_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
 /* ==== 12. CHECKPOINT (implementation) ================================================= */
 
@@ -43897,7 +43908,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     if (d.why) *d.why = wrong ? wrong : "";
     return ctx;
 }
-MIXPI_SELDOM_END
+MIXPI_COLD_END
 #endif
 MIXPI_SMALL_END
 #ifdef __cplusplus

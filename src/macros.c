@@ -46,6 +46,17 @@
 #  define MIXPI_SELDOM_END
 #endif
 
+/* The same around rooms of which a plain step runs nothing: files, guests, checks. There clang
+ * optimises for size, too. */
+#if defined(__clang__) && __clang_major__ >= 7 && defined(__OPTIMIZE__)
+#  define MIXPI_COLD_BEGIN \
+       _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")
+#  define MIXPI_COLD_END   _Pragma("clang attribute pop")
+#else
+#  define MIXPI_COLD_BEGIN MIXPI_SELDOM_BEGIN
+#  define MIXPI_COLD_END   MIXPI_SELDOM_END
+#endif
+
 /* Around everything but conversions and products. With MIXPREC_SMALL clang optimises the code
  * between them for size, as -Oz does. */
 #if defined(MIXPREC_SMALL) && defined(__clang__)

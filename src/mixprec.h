@@ -119,9 +119,9 @@ MIXPI_SMALL_BEGIN
 #include "cpu/device.c"
 #include "cpu/arrays.c"
 #ifndef MIXPREC_ONLY_FORMATS
-MIXPI_SELDOM_BEGIN
+MIXPI_COLD_BEGIN
 #include "cpu/self_check.c"
-MIXPI_SELDOM_END
+MIXPI_COLD_END
 #include "tensors/structs.c"
 #include "tensors/block.c"
 #include "tensors/errors.c"
@@ -149,9 +149,9 @@ MIXPI_SELDOM_END
 #include "walk/blocks.c"
 #include "walk/backward.c"
 #include "walk/begin.c"
-MIXPI_SELDOM_BEGIN
+MIXPI_COLD_BEGIN
 #include "walk/check_gradients.c"
-MIXPI_SELDOM_END
+MIXPI_COLD_END
 #include "operators/cast.c"
 #include "operators/shared.c"
 MIXPI_SELDOM_BEGIN
@@ -181,9 +181,9 @@ MIXPI_SELDOM_BEGIN
 #include "operators/einsum.c"
 MIXPI_SELDOM_END
 #include "operators/table.c"
-MIXPI_SELDOM_BEGIN
+MIXPI_COLD_BEGIN
 #include "operators/tangents.c"
-MIXPI_SELDOM_END
+MIXPI_COLD_END
 #include "scaler.c"
 MIXPI_SELDOM_BEGIN
 #include "optimizers/slots.c"
@@ -201,7 +201,7 @@ MIXPI_SELDOM_END
 #include "step/average.c"
 #include "step/restore.c"
 #include "step/step.c"
-MIXPI_SELDOM_BEGIN
+MIXPI_COLD_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
 #include "files/safetensors.c"
 #include "files/disk.c"
@@ -250,7 +250,7 @@ MIXPI_SELDOM_BEGIN
 #include "ranks/door.c"
 #endif
 #include "guests.c"
-MIXPI_SELDOM_END
+MIXPI_COLD_END
 #endif
 MIXPI_SMALL_END
 #ifdef __cplusplus
