@@ -702,8 +702,7 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
     return sign | quiet;
 }
 
-/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: the code's lowest bit,
- * which decides ties. Stochastic rounding rounds up if a 31-bit random number is below the rest. */
+/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: a tie rounds up. Stochastic rounding rounds up if a 31-bit random number is below the rest. */
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
@@ -715,7 +714,8 @@ MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic
 /* Rounds once: to nearest even, or stochastically. */
 MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
                                int stochastic, uint32_t random) {
-    /* A scale has no subnormals: its smallest code is a normal number. */
+    /* A scale has no subnormals: its smallest code is a normal number. Its ties round up, as in
+     * PyTorch: without mantissa bits, each power of two has the odd significand 1. */
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
     uint64_t code;
@@ -737,7 +737,7 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
     code = ((uint64_t)(e - 1) << f.mantissa_bits) + (x.significand >> shift);
     if (!x.significand) code = 0;
     else code += (uint64_t)mixpi_rounds_up(x.significand & mixpi_ones(shift), shift,
-                                           (int)(code & 1u) ^ scale, stochastic, random);
+                                           (int)(code & 1u) | scale, stochastic, random);
 
     /* The first code of a scale, overflow, and the sign. */
     if (scale && code) code--;
@@ -5617,7 +5617,8 @@ typedef struct mixp_attention_desc {
     float        dropout;       /* share of probabilities dropped, in [0, 1). Set 0 when not
                                    training                                                */
     mixp_tensor *mask;          /* added to scores; any shape that broadcasts to [b, heads, t,
-                                   keys]. -Inf hides a key. NULL = no mask                 */
+                                   keys]. -Inf hides a key's weight, not a NaN in the key or its
+                                   value, which `lengths` hides. NULL = no mask            */
     mixp_tensor *lengths;       /* i32 [b]: number of valid keys of each sequence; the rest is
                                    padding. NULL = all keys                                */
     mixp_attention_layout layout;   /* layout of q, k and v if they have rank 4            */
@@ -5698,8 +5699,8 @@ MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
 /* Clamps to [low, high]; an infinite bound has no effect. The gradient passes strictly between the
  * bounds, not at a bound and not for a NaN, as in PyTorch since 2.15 (older versions pass it at the
- * bounds). MIXP_ERR_ARGUMENT: low > high, a NaN bound, or, as in PyTorch, a finite bound that
- * becomes Inf in the result's dtype. */
+ * bounds). If low is above high, the result is high and the gradient 0. MIXP_ERR_ARGUMENT: a NaN
+ * bound, or, as in PyTorch, a finite bound that becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
 /* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 gives Inf. */
@@ -6380,7 +6381,8 @@ typedef struct mixp_optimizer_desc {
     int           cautious;     /* AdamW, Lion, Muon. 1: decays only weights that the update moves
                                    towards 0                                               */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
-                                   not                                                     */
+                                   not, and an update below half a unit in the last place of a
+                                   weight (bf16: 1/512 of it, f16: 1/4096) rounds away      */
     int           zero_grad;    /* 1: each step clears the gradients, as mixp_zero_grad does */
     mixp_schedule schedule;     /* constant                                                */
     mixp_optimizer_states states;   /* all f32                                             */
@@ -19203,6 +19205,7 @@ typedef struct mixpi_buffers {
     uint64_t first;             /* first window whose backups are valid                    */
     int      state;             /* MIXPI_OUTSIDE, ...                                      */
     int      retries;           /* 1: the program has called mixp_retry                    */
+    const mixp_tensor *unbuffered;  /* a frozen parameter that a step of several ranks wrote */
     uint64_t sent;              /* hash of the shared buffers sent so far, in their order  */
     uint64_t failures;          /* errors.failures when the newest step began              */
 } mixpi_buffers;
@@ -20733,12 +20736,20 @@ static mixp_result mixpi_backup_keep(mixpi_backup *b) {
     return MIXP_OK;
 }
 
-/* Warns of a frozen parameter that serves as a buffer in a loop of mixp_retry: each retry would
- * start from what the skipped step wrote. */
+/* Warns of a frozen parameter that serves as a buffer: a retry would start from what the skipped
+ * step wrote, and ranks that write different numbers resume with those of rank 0. */
 static void mixpi_warn_unbuffered(const mixp_tensor *t, const char *who) {
     mixp_context *ctx = t->ctx;
-    if (!t->own.is_param || t->requires_grad || !ctx->buffers.retries) return;
+    if (!t->own.is_param || t->requires_grad) return;
     if (ctx->buffers.state != MIXPI_IN_STEP || t->own.read_in != ctx->generation) return;
+    if (mixpi_world(ctx) > 1) {
+        ctx->buffers.unbuffered = t;
+        mixpi_warn(ctx,
+            "%s: the step reads the frozen parameter '%.60s' and writes it, and there are several "
+            "ranks: a checkpoint holds the numbers of rank 0; make '%.60s' with mixp_buffer",
+            who, t->name, t->name);
+    }
+    if (!ctx->buffers.retries) return;
     mixpi_warn(ctx,
         "%s: the step reads the frozen parameter '%.60s' and writes it, and mixp_retry may repeat "
         "the step: a repeat starts from what the skipped step wrote; make '%.60s' with mixp_buffer",
@@ -26835,10 +26846,9 @@ MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float 
 
 static mixp_result mixpi_clamp_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q) return mixpi_same_infer(c);
+    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q)) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-        "clamp: low is %g and high is %g; pass numbers with low at most high", (double)k->p,
-        (double)k->q);
+        "clamp: low is %g and high is %g; pass numbers", (double)k->p, (double)k->q);
 }
 
 static mixp_result mixpi_clamp_forward(mixp_call *c) {
@@ -30914,9 +30924,11 @@ static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     return in ? mixp_apply(c->ctx, c->op, c->n_in, in, required, c->attrs) : NULL;
 }
 
-/* Returns d minus its mean under p, which holds probabilities in the last dimension. */
+/* Returns d minus its mean under p, which holds probabilities in the last dimension. Where one of
+ * them is near 1, the first difference cancels; its mean is the rest. */
 static mixp_tensor *mixpi_beside_mean(mixp_context *ctx, mixp_tensor *p, mixp_tensor *d) {
-    return mixp_sub(ctx, d, mixp_sum(ctx, mixp_mul(ctx, p, d), -1, 1));
+    for (int i = 0; i < 2; i++) d = mixp_sub(ctx, d, mixp_sum(ctx, mixp_mul(ctx, p, d), -1, 1));
+    return d;
 }
 
 /* The tangent of softmax, or of its logarithm. */
@@ -33447,6 +33459,37 @@ static void mixpi_warn_of_lost_digits(mixp_optimizer *opt, int64_t i) {
         slot->param->name, opt->states.master == MIXP_MASTER_16BIT ? 16 : 8);
 }
 
+/* Is half a unit in the last place of most of a weight's elements more than `rate`? Looks at 4,096
+ * elements. */
+static int mixpi_is_too_coarse(const mixp_tensor *t, double rate) {
+    const double half = t->dtype == MIXP_BF16 ? 1.0 / 512.0 : 1.0 / 4096.0;
+    const int64_t step = t->count / 4096 + 1;
+    int64_t coarse = 0, seen = 0;
+    for (int64_t i = 0; i < t->count; i += step, seen++)
+        coarse += fabs((double)mixp_get(mixpi_tensor_in(t), i)) * half > rate;
+    return 2 * coarse > seen;
+}
+
+/* Warns, at the first step, of a weight without a master whose updates are too small to move it.
+ * Only of rules whose update is at most about the rate, and of weights that the host can read. */
+static void mixpi_warn_of_lost_updates(const mixp_optimizer *opt) {
+    const mixp_optimizer_kind kind = opt->plan.kind;
+    const int bounded = kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_RMSPROP &&
+                        kind != MIXP_OPTIMIZER_MUON;
+    if (!opt->no_master || !bounded || opt->stepped || opt->ctx->device->download) return;
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixp_tensor *t = opt->slot[i].param;
+        const double rate = opt->plan.groups[opt->rows[i].group].lr;
+        if (!mixpi_is_low(t->dtype) || !(rate > 0.0) || !mixpi_is_too_coarse(t, rate)) continue;
+        mixpi_warn(opt->ctx,
+            "'%.60s' is %s without a master weight, and updates of the rate %g are too small for "
+            "most of its elements: they round away. Set no_master to 0; states.master makes "
+            "masters smaller",
+            t->name, mixp_dtype_name(t->dtype), rate);
+        return;
+    }
+}
+
 /* Reports an optimizer without a gradient. */
 static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *who) {
     if (!opt->count)
@@ -33493,6 +33536,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.guard = mixpi_watcher_mark(ctx);
     if (!opt->rows_changed) return MIXP_OK;
     mixpi_warn_of_empty_group(opt);
+    mixpi_warn_of_lost_updates(opt);
 
     /* Send the tables: Muon's, the ranks', the optimizer's own. */
     mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
@@ -37182,6 +37226,15 @@ static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
     return own;
 }
 
+/* Warns of a frozen parameter in which each rank keeps numbers of its own: the file has one copy. */
+static void mixpi_warn_of_one_copy(mixp_context *ctx) {
+    if (!ctx->buffers.unbuffered) return;
+    mixpi_warn(ctx,
+        "mixp_checkpoint_save: steps wrote the frozen parameter '%.60s', and the file holds the "
+        "numbers of rank 0 for all ranks; make '%.60s' with mixp_buffer",
+        ctx->buffers.unbuffered->name, ctx->buffers.unbuffered->name);
+}
+
 /* Warns of gradients that wait for the other micro-batches of their update. */
 static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
     mixp_context *ctx = what->ctx;
@@ -37207,6 +37260,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
     char error[MIXP_MESSAGE_SIZE];
     if (result != MIXP_OK) return mixpi_crew_stop_alone(what ? what->ctx : NULL, result);
     mixpi_warn_of_gradients(what);
+    mixpi_warn_of_one_copy(what->ctx);
     const mixpi_crew *crew = mixpi_states_crew(what);
     const int owned = mixpi_own_bytes(what->ctx) > 0;
     mixpi_report r = mixpi_report_begin(path ? path : "a stream", error, sizeof error);

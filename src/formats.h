@@ -255,8 +255,7 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
     return sign | quiet;
 }
 
-/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: the code's lowest bit,
- * which decides ties. Stochastic rounding rounds up if a 31-bit random number is below the rest. */
+/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: a tie rounds up. Stochastic rounding rounds up if a 31-bit random number is below the rest. */
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
@@ -268,7 +267,8 @@ MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic
 /* Rounds once: to nearest even, or stochastically. */
 MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
                                int stochastic, uint32_t random) {
-    /* A scale has no subnormals: its smallest code is a normal number. */
+    /* A scale has no subnormals: its smallest code is a normal number. Its ties round up, as in
+     * PyTorch: without mantissa bits, each power of two has the odd significand 1. */
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
     uint64_t code;
@@ -290,7 +290,7 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
     code = ((uint64_t)(e - 1) << f.mantissa_bits) + (x.significand >> shift);
     if (!x.significand) code = 0;
     else code += (uint64_t)mixpi_rounds_up(x.significand & mixpi_ones(shift), shift,
-                                           (int)(code & 1u) ^ scale, stochastic, random);
+                                           (int)(code & 1u) | scale, stochastic, random);
 
     /* The first code of a scale, overflow, and the sign. */
     if (scale && code) code--;

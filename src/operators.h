@@ -127,7 +127,8 @@ typedef struct mixp_attention_desc {
     float        dropout;       /* share of probabilities dropped, in [0, 1). Set 0 when not
                                    training                                                */
     mixp_tensor *mask;          /* added to scores; any shape that broadcasts to [b, heads, t,
-                                   keys]. -Inf hides a key. NULL = no mask                 */
+                                   keys]. -Inf hides a key's weight, not a NaN in the key or its
+                                   value, which `lengths` hides. NULL = no mask            */
     mixp_tensor *lengths;       /* i32 [b]: number of valid keys of each sequence; the rest is
                                    padding. NULL = all keys                                */
     mixp_attention_layout layout;   /* layout of q, k and v if they have rank 4            */
@@ -208,8 +209,8 @@ MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
 /* Clamps to [low, high]; an infinite bound has no effect. The gradient passes strictly between the
  * bounds, not at a bound and not for a NaN, as in PyTorch since 2.15 (older versions pass it at the
- * bounds). MIXP_ERR_ARGUMENT: low > high, a NaN bound, or, as in PyTorch, a finite bound that
- * becomes Inf in the result's dtype. */
+ * bounds). If low is above high, the result is high and the gradient 0. MIXP_ERR_ARGUMENT: a NaN
+ * bound, or, as in PyTorch, a finite bound that becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
 /* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 gives Inf. */

@@ -59,7 +59,8 @@ typedef struct mixp_optimizer_desc {
     int           cautious;     /* AdamW, Lion, Muon. 1: decays only weights that the update moves
                                    towards 0                                               */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
-                                   not                                                     */
+                                   not, and an update below half a unit in the last place of a
+                                   weight (bf16: 1/512 of it, f16: 1/4096) rounds away      */
     int           zero_grad;    /* 1: each step clears the gradients, as mixp_zero_grad does */
     mixp_schedule schedule;     /* constant                                                */
     mixp_optimizer_states states;   /* all f32                                             */

@@ -213,6 +213,15 @@ static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
     return own;
 }
 
+/* Warns of a frozen parameter in which each rank keeps numbers of its own: the file has one copy. */
+static void mixpi_warn_of_one_copy(mixp_context *ctx) {
+    if (!ctx->buffers.unbuffered) return;
+    mixpi_warn(ctx,
+        "mixp_checkpoint_save: steps wrote the frozen parameter '%.60s', and the file holds the "
+        "numbers of rank 0 for all ranks; make '%.60s' with mixp_buffer",
+        ctx->buffers.unbuffered->name, ctx->buffers.unbuffered->name);
+}
+
 /* Warns of gradients that wait for the other micro-batches of their update. */
 static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
     mixp_context *ctx = what->ctx;
@@ -238,6 +247,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
     char error[MIXP_MESSAGE_SIZE];
     if (result != MIXP_OK) return mixpi_crew_stop_alone(what ? what->ctx : NULL, result);
     mixpi_warn_of_gradients(what);
+    mixpi_warn_of_one_copy(what->ctx);
     const mixpi_crew *crew = mixpi_states_crew(what);
     const int owned = mixpi_own_bytes(what->ctx) > 0;
     mixpi_report r = mixpi_report_begin(path ? path : "a stream", error, sizeof error);

@@ -280,9 +280,11 @@ static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     return in ? mixp_apply(c->ctx, c->op, c->n_in, in, required, c->attrs) : NULL;
 }
 
-/* Returns d minus its mean under p, which holds probabilities in the last dimension. */
+/* Returns d minus its mean under p, which holds probabilities in the last dimension. Where one of
+ * them is near 1, the first difference cancels; its mean is the rest. */
 static mixp_tensor *mixpi_beside_mean(mixp_context *ctx, mixp_tensor *p, mixp_tensor *d) {
-    return mixp_sub(ctx, d, mixp_sum(ctx, mixp_mul(ctx, p, d), -1, 1));
+    for (int i = 0; i < 2; i++) d = mixp_sub(ctx, d, mixp_sum(ctx, mixp_mul(ctx, p, d), -1, 1));
+    return d;
 }
 
 /* The tangent of softmax, or of its logarithm. */

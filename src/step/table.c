@@ -106,6 +106,37 @@ static void mixpi_warn_of_lost_digits(mixp_optimizer *opt, int64_t i) {
         slot->param->name, opt->states.master == MIXP_MASTER_16BIT ? 16 : 8);
 }
 
+/* Is half a unit in the last place of most of a weight's elements more than `rate`? Looks at 4,096
+ * elements. */
+static int mixpi_is_too_coarse(const mixp_tensor *t, double rate) {
+    const double half = t->dtype == MIXP_BF16 ? 1.0 / 512.0 : 1.0 / 4096.0;
+    const int64_t step = t->count / 4096 + 1;
+    int64_t coarse = 0, seen = 0;
+    for (int64_t i = 0; i < t->count; i += step, seen++)
+        coarse += fabs((double)mixp_get(mixpi_tensor_in(t), i)) * half > rate;
+    return 2 * coarse > seen;
+}
+
+/* Warns, at the first step, of a weight without a master whose updates are too small to move it.
+ * Only of rules whose update is at most about the rate, and of weights that the host can read. */
+static void mixpi_warn_of_lost_updates(const mixp_optimizer *opt) {
+    const mixp_optimizer_kind kind = opt->plan.kind;
+    const int bounded = kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_RMSPROP &&
+                        kind != MIXP_OPTIMIZER_MUON;
+    if (!opt->no_master || !bounded || opt->stepped || opt->ctx->device->download) return;
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixp_tensor *t = opt->slot[i].param;
+        const double rate = opt->plan.groups[opt->rows[i].group].lr;
+        if (!mixpi_is_low(t->dtype) || !(rate > 0.0) || !mixpi_is_too_coarse(t, rate)) continue;
+        mixpi_warn(opt->ctx,
+            "'%.60s' is %s without a master weight, and updates of the rate %g are too small for "
+            "most of its elements: they round away. Set no_master to 0; states.master makes "
+            "masters smaller",
+            t->name, mixp_dtype_name(t->dtype), rate);
+        return;
+    }
+}
+
 /* Reports an optimizer without a gradient. */
 static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *who) {
     if (!opt->count)
@@ -152,6 +183,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.guard = mixpi_watcher_mark(ctx);
     if (!opt->rows_changed) return MIXP_OK;
     mixpi_warn_of_empty_group(opt);
+    mixpi_warn_of_lost_updates(opt);
 
     /* Send the tables: Muon's, the ranks', the optimizer's own. */
     mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;

@@ -80,12 +80,20 @@ static mixp_result mixpi_backup_keep(mixpi_backup *b) {
     return MIXP_OK;
 }
 
-/* Warns of a frozen parameter that serves as a buffer in a loop of mixp_retry: each retry would
- * start from what the skipped step wrote. */
+/* Warns of a frozen parameter that serves as a buffer: a retry would start from what the skipped
+ * step wrote, and ranks that write different numbers resume with those of rank 0. */
 static void mixpi_warn_unbuffered(const mixp_tensor *t, const char *who) {
     mixp_context *ctx = t->ctx;
-    if (!t->own.is_param || t->requires_grad || !ctx->buffers.retries) return;
+    if (!t->own.is_param || t->requires_grad) return;
     if (ctx->buffers.state != MIXPI_IN_STEP || t->own.read_in != ctx->generation) return;
+    if (mixpi_world(ctx) > 1) {
+        ctx->buffers.unbuffered = t;
+        mixpi_warn(ctx,
+            "%s: the step reads the frozen parameter '%.60s' and writes it, and there are several "
+            "ranks: a checkpoint holds the numbers of rank 0; make '%.60s' with mixp_buffer",
+            who, t->name, t->name);
+    }
+    if (!ctx->buffers.retries) return;
     mixpi_warn(ctx,
         "%s: the step reads the frozen parameter '%.60s' and writes it, and mixp_retry may repeat "
         "the step: a repeat starts from what the skipped step wrote; make '%.60s' with mixp_buffer",

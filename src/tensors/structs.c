@@ -85,6 +85,7 @@ typedef struct mixpi_buffers {
     uint64_t first;             /* first window whose backups are valid                    */
     int      state;             /* MIXPI_OUTSIDE, ...                                      */
     int      retries;           /* 1: the program has called mixp_retry                    */
+    const mixp_tensor *unbuffered;  /* a frozen parameter that a step of several ranks wrote */
     uint64_t sent;              /* hash of the shared buffers sent so far, in their order  */
     uint64_t failures;          /* errors.failures when the newest step began              */
 } mixpi_buffers;

@@ -615,7 +615,13 @@ static void test_refusals(void) {
     refused(mixp_triplet_margin(ctx, x, x, x, -1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is -1; pass a finite margin above 0");
     refused(mixp_triplet_margin(ctx, x, x, x, 0.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is 0");
     refused(mixp_triplet_margin(ctx, x, x, x, NAN), MIXP_ERR_ARGUMENT, "triplet_margin: margin is");
-    refused(mixp_clamp(ctx, x, 1.0f, 0.5f), MIXP_ERR_ARGUMENT, "clamp: low is 1 and high is 0.5");
+    {   /* a low bound above the high one: all become the high one, as in PyTorch, and no gradient passes */
+        float y[6];
+        mixp_tensor *t = mixp_clamp(ctx, x, 1.0f, 0.5f);
+        CHECK_INT(mixp_read(t, y, MIXP_F32, 6), MIXP_OK);
+        for (int e = 0; e < 6; e++) CHECK(y[e] == 0.5f);
+    }
+    refused(mixp_clamp(ctx, x, NAN, 0.5f), MIXP_ERR_ARGUMENT, "clamp: low is nan and high is 0.5");
     refused(mixp_soft_cap(ctx, x, 0.0f), MIXP_ERR_ARGUMENT, "cap is 0; it must be above 0");
     refused(mixp_huber(ctx, x, x, -1.0f), MIXP_ERR_ARGUMENT, "huber: the bound is -1");
     refused(mixp_l1(ctx, x, v), MIXP_ERR_SHAPE, "l1: x [2, 3] and target [3] do not fit");

@@ -443,6 +443,45 @@ static void region_that_a_guard_raised(void) {
     mixp_context_free(ctx);
 }
 
+/* AdamW at a rate below half a unit in the last place: told without a master, and then no weight moves. */
+static void warned_of_updates_that_round_away(void) {
+    static const struct { mixp_dtype dtype; double lr; int no_master, told; } c[] = {
+        { MIXP_BF16, 1e-5, 1, 1 }, { MIXP_BF16, 1e-3, 1, 0 }, { MIXP_BF16, 1e-5, 0, 0 }, { MIXP_F16, 1e-6, 1, 1 },
+        { MIXP_F16, 1e-5, 1, 0 },  { MIXP_F32, 1e-5, 1, 0 }
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        const int64_t n = 300;
+        float before[300], after[300];
+        mixp_context_desc d;
+        mixp_optimizer_desc o = mixp_adamw_defaults();
+        run r;
+        int moved = 0;
+        memset(&r, 0, sizeof r);
+        memset(&d, 0, sizeof d);
+        d.on_warning = hear;
+        d.user = &r;
+        o.lr = c[i].lr;
+        o.no_master = c[i].no_master;
+        r.ctx = mixp_context_new(&d);
+        r.w = mixp_param(r.ctx, "w", c[i].dtype, 1, &n);
+        r.opt = mixp_optimizer_new(r.ctx, &o);
+        mixp_init_uniform(r.w, 0.02, 0.03);
+        mixp_optimizer_add(r.opt, r.w, NULL);
+        mixp_read(r.w, before, MIXP_F32, n);
+        for (int step = 0; step < 3; step++) {
+            mixp_step_begin(r.ctx);
+            CHECK_INT(mixp_backward(r.ctx, mixp_sum(r.ctx, r.w, MIXP_ALL, 0)), MIXP_OK);
+            CHECK_INT(mixp_optimizer_step(r.opt), MIXP_OK);
+        }
+        mixp_read(r.w, after, MIXP_F32, n);
+        for (int j = 0; j < n; j++) moved += before[j] > after[j];
+        CHECK_INT(r.told, c[i].told);
+        CHECK_INT(strstr(r.text, "'w' is ") && strstr(r.text, "round away"), c[i].told);
+        CHECK(c[i].told ? moved == 0 : c[i].no_master == 0 || moved > n / 2);
+        mixp_context_free(r.ctx);
+    }
+}
+
 int main(void) {
     RUN(warned_with_the_share);
     RUN(warned_of_a_disabled_scaler);
@@ -456,5 +495,6 @@ int main(void) {
     RUN(warned_of_a_target_of_the_wrong_kind);
     RUN(region_that_lowers_nothing);
     RUN(region_that_a_guard_raised);
+    RUN(warned_of_updates_that_round_away);
     return test_report();
 }
