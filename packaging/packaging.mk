@@ -55,12 +55,13 @@ $(SHARED)/libmixprec.cdef: mixprec.h src/declarations.awk
 # bytes of the files; those of the library depend on the compiler.
 DIST    = $(BUILD)/dist/mixprec-$(VERSION)
 MACHINE = $(shell uname -sm | tr 'A-Z ' 'a-z-')
-dist: dist-files $(SHARED)/libmixprec.a   ## a release in BUILD/dist: header, companion, parts, add-ons, reference, SBOM, checksums; a static library of this machine
+dist: dist-files $(SHARED)/libmixprec.a   ## a release in BUILD/dist: header, its formats alone, companion, parts, add-ons, reference, SBOM, checksums; a static library of this machine
 	$(Q)rm -rf $(DIST)-$(MACHINE) && mkdir $(DIST)-$(MACHINE) && cp mixprec.h $(SHARED)/libmixprec.a LICENSE $(DIST)-$(MACHINE)/
 	$(call pack_release,$(DIST)-$(MACHINE))
 dist-files: mixprec.h mixprec_cuda.cu
 	$(Q)rm -rf $(BUILD)/dist && mkdir -p $(DIST)
 	$(Q)cp mixprec.h $(SOURCED) $(RELEASE_ADDONS:%=examples/%.h) CHANGELOG.md SECURITY.md $(DIST)/
+	$(Q)awk -f packaging/slice.awk mixprec.h >$(DIST)/mixprec_formats.h
 	$(Q)if command -v $(PYTHON) >/dev/null; then $(PYTHON) src/reference.py >$(DIST)/reference.html; \
 	    else echo 'dist: no $(PYTHON), so the release has no reference.html'; fi
 	$(Q)$(sbom) >$(DIST)/mixprec.spdx

@@ -35,6 +35,14 @@ converts() { "$@" $W -I. -lm -o "$tmp/only" && "$tmp/only"; }
 check 'C'                     converts "$CC" -std=c99 -O1 "$tmp/only.c"
 nothing_else() { ! nm "$tmp/only" | grep -i ' t mixp_\(context\|tensor\|linear\|optimizer\)'; }
 check 'holds nothing else'    nothing_else
+# The release's file of the formats alone: a fifth of the text at most, the same conversions, nothing else.
+awk -f packaging/slice.awk mixprec.h >"$tmp/mixprec_formats.h"
+sed '1d; s/mixprec\.h/mixprec_formats.h/' "$tmp/only.c" >"$tmp/slice.c"
+is_small() { [ $((5 * $(wc -l <"$tmp/mixprec_formats.h"))) -lt "$(wc -l <mixprec.h)" ]; }
+check 'mixprec_formats.h is small'       is_small
+check 'mixprec_formats.h, C'             converts "$CC" -std=c99 -O1 -I"$tmp" "$tmp/slice.c"
+check 'mixprec_formats.h holds nothing else' nothing_else
+cp "$tmp/slice.c" "$tmp/slice.cpp"
 # The other compilations take most of the time.
 if [ -n "$MIXPREC_TEST_QUICK" ]; then
     skip 'static, without vectors, for this machine, C++, clang-cl: in make test-long'
@@ -47,7 +55,9 @@ native() { "$CC" -march=native -x c -fsyntax-only /dev/null 2>/dev/null; }
 if native; then check 'for this machine alone' converts "$CC" -O1 -march=native "$tmp/only.c"
 else skip 'for this machine alone'
 fi
-if command -v "$CXX" >/dev/null; then check 'C++' converts "$CXX" -std=c++11 -O1 "$tmp/only.cpp"
+if command -v "$CXX" >/dev/null; then
+    check 'C++'                    converts "$CXX" -std=c++11 -O1 "$tmp/only.cpp"
+    check 'mixprec_formats.h, C++' converts "$CXX" -std=c++11 -O1 -I"$tmp" "$tmp/slice.cpp"
 else skip 'C++'
 fi
 # clang-cl's rules, with mingw's headers in place of Microsoft's: see tests/tools/clang_cl.sh.
