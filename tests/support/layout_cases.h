@@ -156,7 +156,7 @@ static void layout_compare(const layout_end *want, const layout_end *got, const 
 }
 
 /* The law on one device. */
-static void layout_law(const mixp_device *device) {
+NUMBERS_MAYBE void layout_law(const mixp_device *device) {
     static const layout plain[] = { { MIXP_F32, MIXP_F32, LAYOUT_COLS }, { MIXP_F16, MIXP_F32, LAYOUT_COLS },
                                     { MIXP_BF16, MIXP_BF16, LAYOUT_COLS } };
     static const layout cases[][5] = {

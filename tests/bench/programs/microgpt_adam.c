@@ -1,10 +1,12 @@
-/* microgpt_adam.c - microgpt-c's adam_step by mixprec, with the switch of its scalar: tests/bench/programs.sh compiles it
- * beside microgpt.c, whose own function it renames.
+/* microgpt_adam.c - microgpt-c with adam_step by mixprec, for both of its scalars: tests/bench/programs.sh compiles it in
+ * place of microgpt.c.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#define adam_step adam_step_of_microgpt
+#include "microgpt.c"
+#undef adam_step
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
-#include "microgpt.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +47,7 @@ static void start(adam *a, Model *model, const scalar_t *grads) {
     }
 }
 
+void adam_step(Model *model, const scalar_t *grads, scalar_t *m, scalar_t *v, int step);
 void adam_step(Model *model, const scalar_t *grads, scalar_t *m, scalar_t *v, int step) {
     static adam a;
     const char *why;

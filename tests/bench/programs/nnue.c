@@ -60,6 +60,11 @@ int main(int argc, char **argv) {
     int step = 0;
     make_positions();
     mixp_init_normal(table, 0, 0.05);
+    float *rows = (float *)calloc((size_t)table->count, sizeof *rows);  /* the row of none is 0 */
+    mixp_read_f32(table, rows, table->count);
+    memset(rows + INPUTS * HIDDEN, 0, HIDDEN * sizeof *rows);
+    mixp_write_f32(table, rows, table->count);
+    free(rows);
     mixp_init_normal(w1, 0, 0.05);
     mixp_optimizer_add_all(opt, "*");
     for (int epoch = 0; epoch < atoi(argv[3]); epoch++) {
