@@ -6592,10 +6592,10 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
 MIXPREC_API mixp_result mixp_optimizer_write(mixp_optimizer *opt, const mixp_tensor *param,
                                              mixp_state_kind what, const float *host,
                                              int64_t count);
-/* The number of applied steps that changed a parameter, by which its bias is corrected; 0 if opt
- * does not have it, or this rank not all of it. Sets that number, at most the optimizer's; param
- * NULL: that of the optimizer and of all its parameters, with no step skipped. Errors as in
- * mixp_optimizer_write. */
+/* mixp_optimizer_param_applied: the number of applied steps that changed a parameter, by which its
+ * bias is corrected; 0 if opt does not have it, or this rank not all of it.
+ * mixp_optimizer_set_applied sets that number, at most the optimizer's; param NULL: that of the
+ * optimizer and of all its parameters, with no step skipped. Errors as in mixp_optimizer_write. */
 MIXPREC_API int64_t     mixp_optimizer_param_applied(const mixp_optimizer *opt,
                                                      const mixp_tensor *param);
 MIXPREC_API mixp_result mixp_optimizer_set_applied(mixp_optimizer *opt, const mixp_tensor *param,

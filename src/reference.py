@@ -147,7 +147,7 @@ class Reader:
                     end += 1
                 self.comment(lines[i:end + 1])
                 i = end + 1
-            elif re.match(r"#\s*(?!define)|\s*$|\}|extern \"C\"", lines[i]):
+            elif re.match(r"#\s*(?!define)|\s*$|\}|extern \"C\"|MIXPI_\w+\([^;]*\)$", lines[i]):
                 i += 1
             else:
                 end = chunk_end(plain, i)
