@@ -6866,14 +6866,13 @@ typedef struct mixp_checkpoint {
      * _MISSING (added) or _EXTRA (removed) */
     int                    partial;
     void                 (*tell)(void *user, const char *name, mixp_weight_fate fate);
-    /* With path NULL, a save writes to `write`, and a load reads from `read`, in order and in
-     * pieces, so that engines, archives and sockets can hold a checkpoint. They return 0 for all n
-     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
+    /* With path NULL, a save calls write_bytes, and a load calls read_bytes, in order and in pieces,
+     * so that engines, archives and sockets can hold a checkpoint. They return 0 for all n bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
      * reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
      * mixprec. NULL = files only */
-    int                  (*write)(void *user, const void *bytes, size_t n);
-    int                  (*read)(void *user, void *bytes, size_t n);
-    void                  *user;           /* passed to tell, write and read               */
+    int                  (*write_bytes)(void *user, const void *bytes, size_t n);
+    int                  (*read_bytes)(void *user, void *bytes, size_t n);
+    void                  *user;           /* passed to all three                        */
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
@@ -35685,7 +35684,7 @@ static void mixpi_source_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) 
         const uint64_t left = wanted ? at + n - f->at : at - f->at;
         const uint64_t most = wanted ? MIXPI_IO_MOST : sizeof passed;
         const size_t part = (size_t)(left < most ? left : most);
-        if (from->read(from->user, wanted ? to + (f->at - at) : passed, part) != 0)
+        if (from->read_bytes(from->user, wanted ? to + (f->at - at) : passed, part) != 0)
             mixpi_report_fail(f->report, MIXP_ERR_IO,
                 "cannot read: the program's read failed after %.0f bytes", (double)f->at);
         f->at += part;
@@ -35699,7 +35698,8 @@ static void mixpi_save_send(mixpi_save *s) {
         mixpi_save_flush(s);
         return;
     }
-    if (s->report->result == MIXP_OK && s->filled && to->write(to->user, s->buffer, s->filled) != 0)
+    if (s->report->result == MIXP_OK && s->filled &&
+        to->write_bytes(to->user, s->buffer, s->filled) != 0)
         mixpi_report_fail(s->report, MIXP_ERR_IO,
             "cannot write: the program's write failed after %.0f of %.0f bytes", (double)s->sent,
             (double)s->expected);
@@ -37067,7 +37067,8 @@ static mixp_result mixpi_checkpoint_check(
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
-    const int is_stream = who == mixpi_who_loads ? what->read != NULL : what->write != NULL;
+    const int is_stream =
+        who == mixpi_who_loads ? what->read_bytes != NULL : what->write_bytes != NULL;
     const char *wrong = path || is_stream ? mixpi_checkpoint_wrong(what)
                                           : "path is NULL, and so is the function for a stream";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);

@@ -65,14 +65,13 @@ typedef struct mixp_checkpoint {
      * _MISSING (added) or _EXTRA (removed) */
     int                    partial;
     void                 (*tell)(void *user, const char *name, mixp_weight_fate fate);
-    /* With path NULL, a save writes to `write`, and a load reads from `read`, in order and in
-     * pieces, so that engines, archives and sockets can hold a checkpoint. They return 0 for all n
-     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
+    /* With path NULL, a save calls write_bytes, and a load calls read_bytes, in order and in pieces,
+     * so that engines, archives and sockets can hold a checkpoint. They return 0 for all n bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
      * reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
      * mixprec. NULL = files only */
-    int                  (*write)(void *user, const void *bytes, size_t n);
-    int                  (*read)(void *user, void *bytes, size_t n);
-    void                  *user;           /* passed to tell, write and read               */
+    int                  (*write_bytes)(void *user, const void *bytes, size_t n);
+    int                  (*read_bytes)(void *user, void *bytes, size_t n);
+    void                  *user;           /* passed to all three                        */
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.

@@ -55,7 +55,8 @@ static mixp_result mixpi_checkpoint_check(
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
-    const int is_stream = who == mixpi_who_loads ? what->read != NULL : what->write != NULL;
+    const int is_stream =
+        who == mixpi_who_loads ? what->read_bytes != NULL : what->write_bytes != NULL;
     const char *wrong = path || is_stream ? mixpi_checkpoint_wrong(what)
                                           : "path is NULL, and so is the function for a stream";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);

@@ -350,7 +350,7 @@ static void mixpi_source_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) 
         const uint64_t left = wanted ? at + n - f->at : at - f->at;
         const uint64_t most = wanted ? MIXPI_IO_MOST : sizeof passed;
         const size_t part = (size_t)(left < most ? left : most);
-        if (from->read(from->user, wanted ? to + (f->at - at) : passed, part) != 0)
+        if (from->read_bytes(from->user, wanted ? to + (f->at - at) : passed, part) != 0)
             mixpi_report_fail(f->report, MIXP_ERR_IO,
                 "cannot read: the program's read failed after %.0f bytes", (double)f->at);
         f->at += part;
@@ -364,7 +364,8 @@ static void mixpi_save_send(mixpi_save *s) {
         mixpi_save_flush(s);
         return;
     }
-    if (s->report->result == MIXP_OK && s->filled && to->write(to->user, s->buffer, s->filled) != 0)
+    if (s->report->result == MIXP_OK && s->filled &&
+        to->write_bytes(to->user, s->buffer, s->filled) != 0)
         mixpi_report_fail(s->report, MIXP_ERR_IO,
             "cannot write: the program's write failed after %.0f of %.0f bytes", (double)s->sent,
             (double)s->expected);

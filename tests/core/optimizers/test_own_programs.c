@@ -167,8 +167,8 @@ static mixp_checkpoint all_of(training *m) {
     c.ctx = m->ctx;
     c.optimizers = &m->opt;
     c.n_optimizers = 1;
-    c.write = put;
-    c.read = get;
+    c.write_bytes = put;
+    c.read_bytes = get;
     c.user = &tape;
     return c;
 }
@@ -216,7 +216,7 @@ static void streams(void) {
     mixp_context_error(cut.ctx, &why);
     CHECK_TEXT(why, "the program's write failed after 0 of");
     mixp_context_clear_error(cut.ctx);
-    c.write = NULL;
+    c.write_bytes = NULL;
     CHECK_INT(mixp_checkpoint_save(NULL, &c), MIXP_ERR_ARGUMENT);
     mixp_context_free(whole.ctx);
     mixp_context_free(cut.ctx);
