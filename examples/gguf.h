@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Writes mixprec's parameters as f32, f16, bf16 or Q8_0, with any metadata. Reads files whose
- * tensors are f32, f16, bf16 or Q8_0 (gguf_values); tensors of other types are listed without their values. Hugging
+ * tensors are f32, f16, bf16, Q8_0, Q4_0 or Q4_1 (gguf_values); tensors of other types are listed without their values. Hugging
  * Face's tensor names of GPT-2 and of Llama-like models are translated to GGUF's. The format is
  * version 3 (docs/gguf.md of the ggml project). Include mixprec.h before this file; plain_file.h lies
  * beside it.
@@ -293,14 +293,30 @@ static inline void gguf_quantise(unsigned char *to, const float *from, int64_t c
     }
 }
 
+static inline float gguf_half(const unsigned char *from) {
+    mixp_f16 half;
+    memcpy(&half.bits, from, 2);
+    return mixp_f32_from_f16(half);
+}
+
 /* The values of Q8_0, which f32 holds exactly. */
 static inline void gguf_dequantise(float *to, const unsigned char *from, int64_t count) {
     for (int64_t b = 0; b < count; b += GGUF_BLOCK, from += 2 + GGUF_BLOCK) {
-        mixp_f16 half;
-        float    scale;
-        memcpy(&half.bits, from, 2);
-        scale = mixp_f32_from_f16(half);
+        float scale = gguf_half(from);
         for (int i = 0; i < GGUF_BLOCK; i++) to[b + i] = scale * (float)(signed char)from[2 + i];
+    }
+}
+
+/* The values of Q4_0, scale (code - 8), and of Q4_1, scale code + least. A block has its first 16 codes in the low
+ * halves of its bytes, the others in the high halves. */
+static inline void gguf_dequantise4(float *to, const unsigned char *from, int64_t count, int has_least) {
+    const int head = has_least ? 4 : 2, half = GGUF_BLOCK / 2;
+    for (int64_t b = 0; b < count; b += GGUF_BLOCK, from += head + half) {
+        float scale = gguf_half(from), least = has_least ? gguf_half(from + 2) : 0;
+        for (int i = 0; i < GGUF_BLOCK; i++) {
+            int code = from[head + i % half] >> (i < half ? 0 : 4) & 15;
+            to[b + i] = scale * (float)(has_least ? code : code - 8) + least;
+        }
     }
 }
 
@@ -522,6 +538,10 @@ static inline const mixp_st_entry *gguf_find(const gguf *g, const char *name) {
     return NULL;
 }
 
+/* The types with blocks of 32 values that are read: bytes of a block, or 0; and the name. */
+static inline size_t gguf_block_bytes(uint64_t type) { return type == 2 ? 18 : type == 3 ? 20 : type == GGUF_Q8_0 ? 34 : 0; }
+static inline const char *gguf_block_name(uint64_t type) { return type == 2 ? "Q4_0" : type == 3 ? "Q4_1" : "Q8_0"; }
+
 /* Name, shape, type and place of a tensor. data is its place until all are known. */
 static inline uint64_t gguf_take_info(gguf *g, mixp_st_entry *e, char *name) {
     size_t      length;
@@ -548,21 +568,24 @@ static inline uint64_t gguf_take_info(gguf *g, mixp_st_entry *e, char *name) {
                : type == GGUF_BF16 ? MIXP_BF16
                                    : MIXP_DTYPE_COUNT;
     e->type = e->dtype != MIXP_DTYPE_COUNT ? mixp_dtype_name(e->dtype)
-              : type == GGUF_Q8_0          ? "Q8_0"
-                                           : "a type with blocks";
+              : gguf_block_bytes(type)     ? gguf_block_name(type)
+                                           : "a type with other blocks";
     if (e->dtype != MIXP_DTYPE_COUNT) e->bytes = (size_t)count * mixp_dtype_size(e->dtype);
-    else if (type == GGUF_Q8_0 && e->shape[rank - 1] % GGUF_BLOCK == 0) e->bytes = gguf_size(GGUF_Q8_0, (int64_t)count);
-    else if (type == GGUF_Q8_0 && !g->wrong) g->wrong = "rows of Q8_0 do not divide into blocks of 32";
+    else if (e->shape[rank - 1] % GGUF_BLOCK == 0) e->bytes = (size_t)(count / GGUF_BLOCK) * gguf_block_bytes(type);
+    else if (gguf_block_bytes(type) && !g->wrong) g->wrong = "rows do not divide into blocks of 32";
     return gguf_take_number(g, 8);
 }
 
-static inline int gguf_is_q8(const mixp_st_entry *e) { return strcmp(e->type, "Q8_0") == 0; }
+/* Does gguf_values read a tensor of this entry? */
+static inline int gguf_has_values(const mixp_st_entry *e) { return e->dtype != MIXP_DTYPE_COUNT || e->type[0] == 'Q'; }
 
 /* The values of a tensor that was read, in f32. Returns 0 for a type that has none. */
 static inline int gguf_values(const mixp_st_entry *e, float *to, int64_t count) {
-    if (gguf_is_q8(e)) gguf_dequantise(to, (const unsigned char *)e->data, count);
-    else if (e->dtype == MIXP_DTYPE_COUNT) return 0;
-    else mixp_convert(to, MIXP_F32, e->data, e->dtype, count);
+    const unsigned char *from = (const unsigned char *)e->data;
+    if (e->dtype != MIXP_DTYPE_COUNT) mixp_convert(to, MIXP_F32, e->data, e->dtype, count);
+    else if (strcmp(e->type, "Q8_0") == 0) gguf_dequantise(to, from, count);
+    else if (e->type[0] == 'Q') gguf_dequantise4(to, from, count, strcmp(e->type, "Q4_1") == 0);
+    else return 0;
     return 1;
 }
 

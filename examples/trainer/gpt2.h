@@ -103,7 +103,7 @@ static void gpt2_check(const gpt2_file *f, const gpt *m, const mixp_tensor *t) {
     if (!e)
         die(1, "%s lacks %s, which this model has: check --layers and --bias. The file's first tensor is %s",
             f->path, t->name, gpt2_first(f));
-    if (!is_float(e->dtype) && !(f->gguf && gguf_is_q8(e)))
+    if (!is_float(e->dtype) && !(f->gguf && gguf_has_values(e)))
         die(1, "%s: %s is of dtype %s, and weights are F32, F16, BF16 or F64", f->path, e->name,
             e->type);
     if (gpt2_fits(f, m, t, e)) return;

@@ -252,8 +252,8 @@ static mixp_dtype dtype_of(const char *name, int is_matrix) {
 static const mixp_st_entry *entry_of(const mixp_tensor *t, const char **path) {
     const mixp_st_entry *e = find_entry(t->name, path);
     if (!e) die(1, "%s has no tensor %s, which %s asks for", opt.model, t->name, cfg.path);
-    if (e->dtype != MIXP_F32 && e->dtype != MIXP_F16 && e->dtype != MIXP_BF16 && !(m.gguf && gguf_is_q8(e)))
-        die(1, "%s: %s is of dtype %s, and this program reads F32, F16, BF16 and, of GGUF, Q8_0", *path, e->name,
+    if (e->dtype != MIXP_F32 && e->dtype != MIXP_F16 && e->dtype != MIXP_BF16 && !(m.gguf && gguf_has_values(e)))
+        die(1, "%s: %s is of dtype %s, and this program reads F32, F16, BF16 and, of GGUF, Q8_0, Q4_0 and Q4_1", *path, e->name,
             e->type);
     if (e->rank != t->rank || e->shape[0] != t->shape[0] ||
         (t->rank > 1 && e->shape[1] != t->shape[1]))

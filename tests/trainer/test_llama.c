@@ -1065,6 +1065,18 @@ static void rope_of_gguf_is_refused_by_key(void) {
     }
 }
 
+/* Codes of four bits, as ggml lays them out: the first 16 of a block in the low halves of its bytes. */
+static void blocks_of_four_bits_are_read(void) {
+    unsigned char bytes[20] = { 0x00, 0x38, 0x00, 0xBC }; /* 0.5 and -1 */
+    float         values[32];
+    for (int i = 0; i < 16; i++) bytes[4 + i] = (unsigned char)(i | (15 - i) << 4);
+    gguf_dequantise4(values, bytes, 32, 1);
+    for (int i = 0; i < 16; i++) CHECK(values[i] == 0.5f * (float)i - 1 && values[16 + i] == 0.5f * (float)(15 - i) - 1);
+    memmove(bytes + 2, bytes + 4, 16);
+    gguf_dequantise4(values, bytes, 32, 0);
+    for (int i = 0; i < 16; i++) CHECK(values[i] == 0.5f * (float)(i - 8) && values[16 + i] == 0.5f * (float)(7 - i));
+}
+
 /* A tensor of Q8_0 is loaded as scale times code, computed here in double. q8.gguf has the weights of `made`. */
 static void values_of_q8_are_read(void) {
     static float  values[LLAMA_VOCAB * LLAMA_WIDTH];
@@ -1249,6 +1261,7 @@ int main(int argc, char **argv) {
     RUN(gguf_of_the_package_is_read);
     RUN(gguf_that_is_damaged_is_refused);
     RUN(odd_alignments_are_refused);
+    RUN(blocks_of_four_bits_are_read);
     RUN(models_pass_through_gguf);
     RUN(rope_of_gguf_is_refused_by_key);
     RUN(tokenizers_pass_through_gguf);
