@@ -3180,8 +3180,8 @@ typedef struct mixp_quantise_args {
     int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
     int              by_lines;  /* E4M3: 1: each row (blocks of 1 x n), or column (n x 1), counts
                                    as an array of its own, with an amax and an s           */
-    float           *lines;     /* by_lines: [rows] or [cols], in device memory. Receives 1 / s of
-                                   each row or column: the factor for its part of a product */
+    float           *line_scales;   /* by_lines: [rows] or [cols], in device memory. Receives 1 / s
+                                   of each row or column: the factor for its part of a product */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -3266,9 +3266,9 @@ typedef struct mixp_lose_args {
     mixp_in          x;
     const mixp_bf16 *y;
     const float     *decode;    /* NULL = 1                                                */
-    const float     *lines;     /* replaces decode: a factor for each row of n / cols, or for each
-                                   column with of_columns; NULL = decode counts            */
-    int64_t          cols;      /* with lines                                              */
+    const float     *line_scales;   /* replaces decode: a factor for each row of n / cols, or for
+                                   each column with of_columns; NULL = decode counts       */
+    int64_t          cols;      /* with line_scales                                        */
     int              of_columns;
     const float     *scale;     /* scale of delayed scaling; if it is 1, the first scale, nothing
                                    is measured. NULL = no finite value is clipped          */
@@ -3330,7 +3330,7 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if ((unsigned)k->choice >= MIXP_4OVER6_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->choice && (k->scale != MIXP_SCALE_E4M3 || k->element != MIXP_F4_E2M1 || k->stochastic))
         return MIXP_ERR_ARGUMENT;
-    if (k->by_lines && (k->scale != MIXP_SCALE_E4M3 || !k->lines)) return MIXP_ERR_ARGUMENT;
+    if (k->by_lines && (k->scale != MIXP_SCALE_E4M3 || !k->line_scales)) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     if (k->scale == MIXP_SCALE_TENSOR)
@@ -9590,7 +9590,7 @@ static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(
     q.tensor = k->by_lines ? 1.0f : mixpi_scale_of_array(k, amax);
     q.most = mixp_f32_of_bits(amax);
     for (int64_t i = 0; k->by_lines && i < mixpi_quantise_lines(k); i++)
-        k->lines[i] = 1.0f / mixpi_scale_of_array(k, q.amax[i]);
+        k->line_scales[i] = 1.0f / mixpi_scale_of_array(k, q.amax[i]);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
@@ -24630,7 +24630,7 @@ static double mixpi_lossy_beyond(mixp_dtype element) {
 
 /* The factor of the row or column of element i. */
 static double mixpi_line_factor(const mixp_quantise_args *k, int64_t i) {
-    return (double)k->lines[k->block_cols == 1 ? i % k->cols : i / k->cols];
+    return (double)k->line_scales[k->block_cols == 1 ? i % k->cols : i / k->cols];
 }
 
 static void mixpi_loss_of_row(const void *job, int64_t row) {
@@ -24801,7 +24801,7 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
     l.x = k->x;
     l.y = k->y;
     l.decode = k->own;
-    l.lines = k->by_lines ? k->lines : NULL;
+    l.line_scales = k->by_lines ? k->line_scales : NULL;
     l.cols = k->cols;
     l.of_columns = k->block_cols == 1;
     l.scale = k->given_at;
@@ -25159,7 +25159,7 @@ static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi
     q->down = k->block_cols == 1;
     q->lines = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!q->lines) return MIXP_ERR_MEMORY;
-    k->lines = (float *)q->lines->data;
+    k->line_scales = (float *)q->lines->data;
     return MIXP_OK;
 }
 

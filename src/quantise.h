@@ -69,8 +69,8 @@ typedef struct mixp_quantise_args {
     int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
     int              by_lines;  /* E4M3: 1: each row (blocks of 1 x n), or column (n x 1), counts
                                    as an array of its own, with an amax and an s           */
-    float           *lines;     /* by_lines: [rows] or [cols], in device memory. Receives 1 / s of
-                                   each row or column: the factor for its part of a product */
+    float           *line_scales;   /* by_lines: [rows] or [cols], in device memory. Receives 1 / s
+                                   of each row or column: the factor for its part of a product */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -155,9 +155,9 @@ typedef struct mixp_lose_args {
     mixp_in          x;
     const mixp_bf16 *y;
     const float     *decode;    /* NULL = 1                                                */
-    const float     *lines;     /* replaces decode: a factor for each row of n / cols, or for each
-                                   column with of_columns; NULL = decode counts            */
-    int64_t          cols;      /* with lines                                              */
+    const float     *line_scales;   /* replaces decode: a factor for each row of n / cols, or for
+                                   each column with of_columns; NULL = decode counts       */
+    int64_t          cols;      /* with line_scales                                        */
     int              of_columns;
     const float     *scale;     /* scale of delayed scaling; if it is 1, the first scale, nothing
                                    is measured. NULL = no finite value is clipped          */
@@ -219,7 +219,7 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if ((unsigned)k->choice >= MIXP_4OVER6_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->choice && (k->scale != MIXP_SCALE_E4M3 || k->element != MIXP_F4_E2M1 || k->stochastic))
         return MIXP_ERR_ARGUMENT;
-    if (k->by_lines && (k->scale != MIXP_SCALE_E4M3 || !k->lines)) return MIXP_ERR_ARGUMENT;
+    if (k->by_lines && (k->scale != MIXP_SCALE_E4M3 || !k->line_scales)) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     if (k->scale == MIXP_SCALE_TENSOR)

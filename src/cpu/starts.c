@@ -465,7 +465,7 @@ static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(
     q.tensor = k->by_lines ? 1.0f : mixpi_scale_of_array(k, amax);
     q.most = mixp_f32_of_bits(amax);
     for (int64_t i = 0; k->by_lines && i < mixpi_quantise_lines(k); i++)
-        k->lines[i] = 1.0f / mixpi_scale_of_array(k, q.amax[i]);
+        k->line_scales[i] = 1.0f / mixpi_scale_of_array(k, q.amax[i]);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);

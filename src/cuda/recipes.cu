@@ -146,7 +146,7 @@ __device__ inline Whole line_scale(const Quantising &q, const Whole &whole, int6
 
 __device__ inline void keep_line(const Quantising &q, int64_t line, uint32_t most) {
     q.parts[line] = most;
-    q.k.lines[line] = 1.0f / mixpi_scale_of_array(&q.k, most);
+    q.k.line_scales[line] = 1.0f / mixpi_scale_of_array(&q.k, most);
 }
 
 /* by_lines: the largest magnitude of each row. */
@@ -597,8 +597,8 @@ __device__ inline mixpi_loss block_loss(mixpi_loss v) {
 
 /* The factor of element i. */
 __device__ inline double factor_of(const mixp_lose_args &k, int64_t i, double decode) {
-    if (!k.lines) return decode;
-    return (double)k.lines[k.of_columns ? i % k.cols : i / k.cols];
+    if (!k.line_scales) return decode;
+    return (double)k.line_scales[k.of_columns ? i % k.cols : i / k.cols];
 }
 
 __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant__ Losing q) {

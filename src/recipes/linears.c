@@ -329,7 +329,7 @@ static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi
     q->down = k->block_cols == 1;
     q->lines = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!q->lines) return MIXP_ERR_MEMORY;
-    k->lines = (float *)q->lines->data;
+    k->line_scales = (float *)q->lines->data;
     return MIXP_OK;
 }
 

@@ -19,7 +19,7 @@ static double mixpi_lossy_beyond(mixp_dtype element) {
 
 /* The factor of the row or column of element i. */
 static double mixpi_line_factor(const mixp_quantise_args *k, int64_t i) {
-    return (double)k->lines[k->block_cols == 1 ? i % k->cols : i / k->cols];
+    return (double)k->line_scales[k->block_cols == 1 ? i % k->cols : i / k->cols];
 }
 
 static void mixpi_loss_of_row(const void *job, int64_t row) {
@@ -190,7 +190,7 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
     l.x = k->x;
     l.y = k->y;
     l.decode = k->own;
-    l.lines = k->by_lines ? k->lines : NULL;
+    l.line_scales = k->by_lines ? k->line_scales : NULL;
     l.cols = k->cols;
     l.of_columns = k->block_cols == 1;
     l.scale = k->given_at;

@@ -110,7 +110,7 @@ static void quantise_both(const Form &p, const Pair &x, const Pair &y, Pair &dec
     on_gpu = 1;
     mixp_quantise_args k = args_of(p, x, y);
     k.decode = AT(float, decode);
-    k.lines = AT(float, lines);
+    k.line_scales = AT(float, lines);
     if (block) k.scales = AT(uint8_t, scales);
     scratch_requests = 0;
     CHECK_INT(gpu_kernels->quantise(&gpu_exec, &k), MIXP_OK);
@@ -118,7 +118,7 @@ static void quantise_both(const Form &p, const Pair &x, const Pair &y, Pair &dec
     on_gpu = 0;
     k = args_of(p, x, y);
     if (block) k.scales = AT(uint8_t, scales);
-    k.lines = AT(float, lines);
+    k.line_scales = AT(float, lines);
     CHECK_INT(mixp_quantise(&cpu_exec, &k, AT(float, decode)), MIXP_OK);
     WAIT();
     if (block) same_bits(scales);
@@ -457,7 +457,7 @@ static void lost_body(void) {
             k.x = args_in(ON(x));
             k.y = AT(mixp_bf16, y);
             k.decode = AT(float, decode);
-            k.lines = scaled < 2 ? AT(float, lines) : NULL;
+            k.line_scales = scaled < 2 ? AT(float, lines) : NULL;
             k.cols = cols;
             k.of_columns = scaled == 1;
             k.scale = scaled ? AT(float, scale) : NULL;

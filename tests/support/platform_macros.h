@@ -100,6 +100,14 @@
 #define timeout(a)     PLATFORM_WORD
 #define vline(a, b)    PLATFORM_WORD
 
+/* term.h, which no program needs where it compiles the implementation. */
+#if defined(PLATFORM_TERM)
+#  define columns         PLATFORM_WORD
+#  define lines           PLATFORM_WORD
+#  define tab             PLATFORM_WORD
+#  define bell            PLATFORM_WORD
+#endif
+
 /* Arduino.h, avr/io.h; sys/param.h, sys/sysmacros.h, strings.h; cpp of old systems */
 #define bit(a)            PLATFORM_WORD
 #define word(...)         PLATFORM_WORD

@@ -67,7 +67,7 @@ int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode,
     k.choice = (mixp_4over6)(o->over6 & 3);
     k.bound_448 = (o->over6 & 4) != 0;
     k.by_lines = (o->over6 & 8) != 0;
-    k.lines = decode;
+    k.line_scales = decode;
     if (r == MIXP_OK && which == TURNED) {
         r = mixp_hadamard(mixp_context_exec(ctx), rows, cols, k.x, turned);
         k.x.data = turned;

@@ -17,11 +17,11 @@ for f in declared implemented added; do cp "$tmp/$f.c" "$tmp/$f.cpp"; done
 
 c() { $CC -std=gnu99 $OPENMP -fsyntax-only $include "$@"; }
 cpp() { $CXX -std=c++11 $OPENMP -fsyntax-only $include "$@"; }
-check 'declarations in C'                  c "$tmp/declared.c"
+check 'declarations in C'                  c -DPLATFORM_TERM "$tmp/declared.c"
 check 'add-ons in C'                       c "$tmp/added.c"
 check 'implementation in C'                c $half -DMIXPREC_THREADS "$tmp/implemented.c"
 if command -v "$CXX" >/dev/null 2>&1; then
-    check 'declarations in C++'            cpp "$tmp/declared.cpp"
+    check 'declarations in C++'            cpp -DPLATFORM_TERM "$tmp/declared.cpp"
     check 'add-ons in C++'                 cpp "$tmp/added.cpp"
     check 'implementation in C++'          cpp $half "$tmp/implemented.cpp"
     printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >"$tmp/strict.cpp"

@@ -305,7 +305,7 @@ static mixp_quantise_args args_of(const plan *p, int low) {
     k.choice = (mixp_4over6)(p->over6 % BOUND_448);
     k.bound_448 = (p->over6 & BOUND_448) != 0;
     k.by_lines = (p->over6 & BY_LINES) != 0;
-    k.lines = lines_got;
+    k.line_scales = lines_got;
     return k;
 }
 
@@ -672,7 +672,7 @@ static int quantise_differs(const mixp_device *a, const mixp_device *b, mixp_qua
     CHECK_INT(a->kernels->quantise(&x, &k), MIXP_OK);
     k.y = again;
     k.decode = &second;
-    k.lines = lines_want;
+    k.line_scales = lines_want;
     CHECK_INT(b->kernels->quantise(&x, &k), MIXP_OK);
     if (k.by_lines && memcmp(lines_got, lines_want, sizeof(float) * (size_t)mixpi_quantise_lines(&k))) return 1;
     return other_bits(got, again) || mixp_bits_of_f32(first) != mixp_bits_of_f32(second);
@@ -762,9 +762,9 @@ static void quantiser_refuses(void) {
     REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.stochastic = 1, MIXP_ERR_ARGUMENT);
     REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.block_cols = 32, MIXP_ERR_SHAPE);
     REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.block_rows = 32; k.block_cols = 1, MIXP_ERR_SHAPE);
-    REFUSES(k.by_lines = 1; k.lines = lines_got, MIXP_ERR_ARGUMENT);
-    REFUSES(nv(&k); k.by_lines = 1; k.lines = NULL, MIXP_ERR_ARGUMENT);
-    REFUSES(nv(&k); k.by_lines = 1; k.lines = lines_got; k.block_rows = 16, MIXP_ERR_SHAPE);
+    REFUSES(k.by_lines = 1; k.line_scales = lines_got, MIXP_ERR_ARGUMENT);
+    REFUSES(nv(&k); k.by_lines = 1; k.line_scales = NULL, MIXP_ERR_ARGUMENT);
+    REFUSES(nv(&k); k.by_lines = 1; k.line_scales = lines_got; k.block_rows = 16, MIXP_ERR_SHAPE);
     REFUSES(k.x.dtype = MIXP_F16, MIXP_ERR_DTYPE);
     REFUSES(k.block_cols = 31, MIXP_ERR_SHAPE);
     REFUSES(k.block_cols = 0, MIXP_ERR_SHAPE);
@@ -808,7 +808,7 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
     k.choice = (mixp_4over6)(p->over6 % BOUND_448);
     k.bound_448 = (p->over6 & BOUND_448) != 0;
     k.by_lines = (p->over6 & BY_LINES) != 0;
-    k.lines = lines_got;
+    k.line_scales = lines_got;
     if (p->scale == MIXP_SCALE_COUNT) {
         for (i = 0; i < rows * cols; i++) y[i] = (double)x[i];
         return;
