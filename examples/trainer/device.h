@@ -6,14 +6,35 @@
 
 #include "isa.h"
 
+static int gpu_ordinal;                 /* of the GPU that was found */
+
 #ifdef TRAINER_CUDA
+/* Functions of CUDA's runtime, which mixprec_cuda.cu links; NULL where a device of another kind stands in. */
+#  ifdef TRAINER_NCCL
+#    include <cuda_runtime_api.h>
+static inline int has_runtime(void) { return 1; }
+#  else
+extern int cudaSetDevice(int device) __attribute__((__weak__));
+extern int cudaMemGetInfo(size_t *left, size_t *all) __attribute__((__weak__));
+static inline int has_runtime(void) { return cudaSetDevice != NULL && cudaMemGetInfo != NULL; }
+#  endif
 enum { HAS_CUDA = 1 };
-static const mixp_device *find_gpu(int ordinal, const char **why)
-{ return mixp_cuda(ordinal, why); }
+static const mixp_device *find_gpu(int ordinal, const char **why) {
+    gpu_ordinal = ordinal;
+    return mixp_cuda(ordinal, why);
+}
+
+/* The free memory of the GPU that was found; 0 = unknown. */
+static inline double gpu_memory(void) {
+    size_t left = 0, all = 0;
+    if (!has_runtime() || cudaSetDevice(gpu_ordinal) != 0) return 0;
+    return cudaMemGetInfo(&left, &all) == 0 ? (double)left : 0;
+}
 #else
+static inline double gpu_memory(void) { return 0; }
 enum { HAS_CUDA = 0 };
 static const mixp_device *find_gpu(int ordinal, const char **why) {
-    (void)ordinal;
+    gpu_ordinal = ordinal;
     *why = "this program was built without CUDA. Build it with -DTRAINER_CUDA and "
            "mixprec_cuda.cu, as the head of trainer.c says";
     return NULL;

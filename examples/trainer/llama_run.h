@@ -153,9 +153,8 @@ static int try_saving(int i, const char **name) {
     }
 }
 
-/* "; with --recompute 2.1 GB": of each choice that saves a tenth or more. Returns the fewest bytes. */
-static double tell_savings(double need, char *text, size_t space) {
-    double least = need;
+/* "; with --recompute 2.1 GB": of each choice that saves a tenth or more. */
+static void tell_savings(double need, char *text, size_t space) {
     size_t n = 0;
     text[0] = '\0';
     for (int i = 0; i < 4; i++) {
@@ -164,31 +163,30 @@ static double tell_savings(double need, char *text, size_t space) {
         char        bytes[32];
         double      other = try_saving(i, &name) ? measure_step() : need;
         opt = before;
-        if (other < least) least = other;
         if (other > 0.9 * need) continue;
         n += (size_t)snprintf(text + n, space - n, "%s %s %s", n ? "," : "; with", name,
                               bytes_text(other, bytes, sizeof bytes));
     }
-    return least;
 }
 
-/* Says what a step needs of what there is, and which options need less; ends a run that does not fit. Only the
- * memory of this machine is known here, and that of a GPU where its device tells. */
+/* Says what a step needs of what there is, and which options need less; ends a run that does not fit. Forked ranks on
+ * CPUs share the machine's memory. */
 static void plan_memory(void) {
-    double need = measure_step(), have = m.on_gpu ? 0 : machine_memory(), all;
-    char   need_text[32], have_text[40] = "", less[400];
-    int    forked = strncmp(opt.ranks, "fork:", 5) == 0 && !m.on_gpu;
-    all = need * (forked ? (double)ranks_of_run() : 1);
+    double      need = measure_step(), have = m.on_gpu ? gpu_memory() : machine_memory(), all = need;
+    const char *of = m.on_gpu ? "GPU" : "machine";
+    char        need_text[32], have_text[32] = "memory", less[400];
+    int         forked = strncmp(opt.ranks, "fork:", 5) == 0 && !m.on_gpu;
+    if (forked) all *= (double)ranks_of_run();
     tell_savings(need, less, sizeof less);
     bytes_text(need, need_text, sizeof need_text);
     if (have > 0) bytes_text(have, have_text, sizeof have_text);
-    snprintf(plan_text, sizeof plan_text, ". A step needs about %s%s", need_text, less);
+    snprintf(plan_text, sizeof plan_text, ". A step needs about %s of the %s's %s%s", need_text, of, have_text, less);
     if (have > 0 && all > have)
-        die(1, "a step needs about %s%s, and the machine has %s%s. A smaller --batch or --block needs less, too",
-            need_text, forked ? " for each rank" : "", have_text, less);
+        die(1, "a step needs about %s%s, and the %s has %s%s. A smaller --batch or --block needs less, too",
+            need_text, forked ? " for each rank" : "", of, have_text, less);
     if (!opt.quiet)
-        say_line("memory", "a step needs about %s%s%s%s%s", need_text, forked ? " a rank" : "",
-                 have > 0 ? " of the machine's " : m.on_gpu ? " of the GPU's memory" : "", have_text, less);
+        say_line("memory", "a step needs about %s%s of the %s's %s%s", need_text, forked ? " a rank" : "", of,
+                 have_text, less);
 }
 
 /* ==== The folder ==================================================================== */
@@ -389,7 +387,7 @@ static void save(void) {
     if (opt.out && !whole) save_into(opt.out, 0);
     if ((opt.out && whole) || opt.gguf) open_again();
     if (m.rank && opt.out && whole) say_rounding("--out", -1);
-    if (m.rank && opt.gguf) say_rounding("--gguf", gguf_type_of_model());
+    if (m.rank && opt.gguf) say_rounding("--gguf", (int)gguf_type_of_model());
     if (opt.out && whole) save_into(opt.out, 1);
     if (opt.gguf) save_gguf(opt.gguf);
     if (opt.gguf_adapter) save_gguf_adapters(opt.gguf_adapter);

@@ -105,6 +105,10 @@ tune() {
     "$build/llama_sim" "$tmp/model" --data "$tmp/text" --block 8 --batch 1 --steps 7 --log-every 3 --lr 1e-2 --threads 1 \
         --sample 2 --temperature 0 --out "$tmp/$name" "$@" >"$tmp/$name.log" 2>&1 || { cat "$tmp/$name.log"; return 1; }
 }
+refuses_llama() {
+    text=$1; shift
+    ! "$build/llama_sim" "$tmp/model" --data "$tmp/text" "$@" >"$tmp/refused" 2>&1 && grep -q "$text" "$tmp/refused" || { cat "$tmp/refused"; return 1; }
+}
 same_file() { cmp "$tmp/$1/$3" "$tmp/$2/$3"; }
 # What a step was said to need, and what the device gave: at most a twentieth and 128 KiB more, for the device's own.
 as_planned() {
@@ -114,6 +118,8 @@ as_planned() {
 }
 if [ -x "$build/llama_sim" ] && [ -x "$build/test_llama" ]; then
     check 'llama: a model'                         model_of_llama
+    check 'llama: what a GPU cannot hold is refused' refuses_llama 'a step needs about .* GiB, and the GPU has 79.0 GiB; with --recompute' \
+        --device cuda --batch 4096 --block 32768
     for kind in 'full bf16 1' 'full fp16 2 --recompute' 'lora bf16 2 --lora 2 --accumulate 2' 'lora fp16 1 --lora 2'; do
         set -- $kind; what="$1 $2, level $3"; options="--guard off --retry 0 --dtype $2 --level $3"; shift 3
         check "llama, $what: trains"               tune gpu --device cuda --overwrite $options "$@"

@@ -90,6 +90,7 @@ const bool simulated = true;                /* cudareal.h says false            
 enum Schedule { forward, reversed, permuted };
 inline Schedule schedule = forward;         /* of threads and blocks                         */
 inline int  devices = 1;                    /* what cudaGetDeviceCount says                  */
+inline size_t memory_of_device = (size_t)80 << 30;     /* what cudaMemGetInfo says of the whole; all but an eightieth is free */
 inline int  driver = 13000;                 /* 0: no driver                                  */
 inline int  capability_major = 9, capability_minor = 0;
 inline int  processors = 3;
@@ -1113,7 +1114,7 @@ inline cudaError_t cudaGetDeviceCount(int *n) {
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int *d) { *d = cudasim::machine().device; return cudaSuccess; }
-inline cudaError_t cudaSetDevice(int d) {
+__attribute__((used)) inline cudaError_t cudaSetDevice(int d) {
     CUDASIM_LIVE();
     if (d < 0 || d >= cudasim::devices) return cudasim::result(cudaErrorInvalidDevice);
     cudasim::machine().device = d;
@@ -1195,6 +1196,13 @@ inline const char *cudaGetErrorName(cudaError_t e) {
     }
 }
 
+/* Programs that link the simulation call it, so it must not be left out. */
+__attribute__((used)) inline cudaError_t cudaMemGetInfo(size_t *left, size_t *all) {
+    CUDASIM_LIVE();
+    *all = cudasim::memory_of_device;
+    *left = *all - *all / 80;
+    return cudaSuccess;
+}
 inline cudaError_t cudaMalloc(void **p, size_t bytes) {
     CUDASIM_LIVE();
     cudasim::need_context();
