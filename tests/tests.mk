@@ -51,13 +51,12 @@ $(OWN_TESTS): $(BUILD)/%: %.c $(HEADER) $(BUILD)/flags ; $(link)
 
 # A call of each public function, made from the declarations.
 EVERY = -DMIXPREC_API=EVERY -DMIXPREC_HD=EVERY '-D__attribute__(x)=EVERY_UNUSED' $(patsubst %,-D%_API=EVERY,CONV RECURRENT QK_CLIP)
-$(BUILD)/every_call.h: tests/core/tape/test_every_call.c tests/support/every_call.awk tests/support/every_call.txt $(HEADER) $(wildcard examples/*.h)
+$(BUILD)/include/every_call.h: tests/core/tape/test_every_call.c tests/support/every_call.awk tests/support/every_call.txt $(HEADER) $(wildcard examples/*.h)
 	$(call say,make $@)
 	$(Q)grep -E '^#include "(mixprec.h|examples/)' $< >$(BUILD)/every_call.c
 	$(Q)$(CC) -E -std=$(STD) $(INCLUDES) $(EVERY) $(BUILD)/every_call.c >$(BUILD)/every_call.i
 	$(Q)awk -f tests/support/every_call.awk tests/support/every_call.txt $(BUILD)/every_call.i >$@
-$(BUILD)/test_every_call: $(BUILD)/every_call.h
-$(BUILD)/test_every_call: private CPPFLAGS += -I$(BUILD)
+$(BUILD)/test_every_call: $(BUILD)/include/every_call.h
 
 # Models with a planted overflow and with lost gradients, which tests/programs/test_overflow.sh runs.
 PLANTED  := $(BUILD)/overflow $(BUILD)/underflow
