@@ -77,7 +77,7 @@ plant binary_sign        logic   kernels     test_binary
 plant dropout_scale      factor  kernels     test_dropout_and_scale
 plant dropout_range      logic   kernels     test_dropout_and_scale
 plant log_softmax        drop    kernels     test_softmax
-plant softmax_slope      no      kernels     test_softmax
+plant softmax_slope      zero    kernels     test_softmax
 plant norm_eps           sign    kernels     test_norm
 plant norm_mean          drop    kernels     test_norm
 plant norm_slope         factor  kernels     test_norm
@@ -114,7 +114,6 @@ plant attention_padding  swap    attention_apart any_mix
 plant attention_past     sign    attention_apart any_mix
 plant attention_mask_at  sign    attention_apart any_mix
 plant attention_unseen   turn    attention_apart blocks_that_some_queries_see
-plant attention_hides    turn    attention_apart any_mix
 plant attention_draw     sign    attention_apart any_mix
 plant attention_slope    drop    attention_apart any_mix
 plant attention_tossed   drop    attention   repeated_tops
@@ -222,7 +221,6 @@ plant overlap            turn    hostile     views_that_overlap
 plant failed             turn    hostile     errors_cleared_at_once
 plant first_version      drop    borders     a_cast_that_failed_is_made_again
 plant rows_sent          always  borders     a_table_that_was_not_sent_is_sent_again
-plant master_follows     always  borders     a_master_that_did_not_follow_follows_later
 plant recycled           yes     borders     a_gradient_that_was_given_back
 plant printable          never   borders     no_control_character_of_a_name_is_told
 plant capture_twice      zero    hostile     capture_within_a_capture
