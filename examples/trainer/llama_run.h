@@ -65,7 +65,7 @@ static void begin_losses(void) {
     char   *memory;
     losses.sums = (double *)rows_memory(NULL, (size_t)(n * ranks_of_run()), sizeof *losses.sums);
     memset(losses.sums, 0, (size_t)(n * ranks_of_run()) * sizeof *losses.sums);
-    if (!m.on_gpu || opt.retry) return;
+    if (!m.device->allocate || opt.retry) return; /* a CPU, or a device with host memory */
     memory = (char *)m.device->allocate(mixp_context_exec(m.ctx), 4 * (size_t)n);
     if (!memory) die(1, "out of memory on %s", m.device_name);
     losses.on_device = mixp_view(m.ctx, "losses", MIXP_F32, 1, &n, memory);
