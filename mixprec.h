@@ -4730,8 +4730,8 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count);
 /* The same calls for memory whose type says its dtype: mixp_view_f32(ctx, name, rank, shape, data),
  * mixp_input_i32(ctx, rank, shape, host_data), mixp_input_view_bf16, mixp_read_f64(t, host, count),
- * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a compiler of C
- * warns of a pointer to another type (gcc 14: an error), and a compiler of C++ refuses it. */
+ * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a compiler of
+ * C warns of a pointer to another type (gcc 14: an error), and a compiler of C++ refuses it. */
 #define MIXPI_TYPED(type, element, dtype) \
     MIXPI_HOST mixp_tensor *mixp_view_##type(mixp_context *ctx, const char *name, int rank, \
         const int64_t *shape, element *data) \
@@ -6504,12 +6504,12 @@ MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern);
 
 /* For backward passes that reuse one gradient buffer. Keeps a copy of the gradient that the view of
- * a parameter, given to mixp_optimizer_add, holds now; the program may overwrite the buffer at once,
- * and views of several parameters may share it. The next step uses the copies: it looks at all of
- * them, for one decision and one norm, and forgets them. A parameter that was not fed since the last
- * step gets no gradient. A second call before the step adds to the copy (micro-batches). The order
- * of the calls does not change the bits. Takes memory for one gradient, f32 of f64, at the first
- * call; without memory for all gradients: docs/parts.md.
+ * a parameter, given to mixp_optimizer_add, holds now; the program may overwrite the buffer at
+ * once, and views of several parameters may share it. The next step uses the copies: it looks at
+ * all of them, for one decision and one norm, and forgets them. A parameter that was not fed since
+ * the last step gets no gradient. A second call before the step adds to the copy (micro-batches).
+ * The order of the calls does not change the bits. Takes memory for one gradient, f32 of f64, at
+ * the first call; without memory for all gradients: docs/parts.md.
  *
  * MIXP_ERR_ARGUMENT: opt does not have param, or has it without a view; or there are ranks.
  * MIXP_ERR_DTYPE: a second gradient of f64. MIXP_ERR_ORDER: between unscale or step, and update. */
@@ -6580,9 +6580,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* The counterpart of mixp_optimizer_read, for programs with checkpoints of their own: writes a state
- * from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values, so
- * training continues with the same bits if weights, masters, counts and the context's seed are
+/* The counterpart of mixp_optimizer_read, for programs with checkpoints of their own: writes a
+ * state from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values,
+ * so training continues with the same bits if weights, masters, counts and the context's seed are
  * restored as well. MASTER also writes the weight, rounded; without a master, the weight. Call it
  * after mixp_optimizer_add, EMA after mixp_optimizer_set_ema. Waits for the device.
  *
@@ -6861,13 +6861,14 @@ typedef struct mixp_checkpoint {
     /* For a load, 1: parameters may have been added or removed since the save, in any optimizer of
      * the same kind and groups. An added one keeps its value and its fresh states, and its bias
      * correction begins anew; a removed one is dropped. Parameters that stayed resume bit for bit.
-     * All else stays an error, also another shape. tell, unless it is NULL, is called after the load
-     * for each weight and each state of a parameter by its name in the file: MIXP_WEIGHT_LOADED,
-     * _MISSING (added) or _EXTRA (removed) */
+     * All else stays an error, also another shape. tell, unless it is NULL, is called after the
+     * load for each weight and each state of a parameter by its name in the file:
+     * MIXP_WEIGHT_LOADED, _MISSING (added) or _EXTRA (removed) */
     int                    partial;
     void                 (*tell)(void *user, const char *name, mixp_weight_fate fate);
-    /* With path NULL, a save calls write_bytes, and a load calls read_bytes, in order and in pieces,
-     * so that engines, archives and sockets can hold a checkpoint. They return 0 for all n bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
+    /* With path NULL, a save calls write_bytes, and a load calls read_bytes, in order and in
+     * pieces, so that engines, archives and sockets can hold a checkpoint. They return 0 for all n
+     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
      * reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
      * mixprec. NULL = files only */
     int                  (*write_bytes)(void *user, const void *bytes, size_t n);
@@ -36944,8 +36945,8 @@ static void mixpi_warn_of_weights(
 }
 /* --- checkpoints: a resume in which parameters were added or removed -------------------------- */
 
-/* Of a parameter's state, "optimizer.3.m.w": the parameter's name, and the length of "optimizer.3.".
- * NULL: another name. */
+/* Of a parameter's state, "optimizer.3.m.w": the parameter's name, and the length of its prefix,
+ * "optimizer.3.". NULL: another name. */
 static const char *mixpi_name_of_row(const char *name, size_t *prefix) {
     static const char *const kinds[] = { "m.", "v.", "m_scale.", "v_scale.", "master.", "max_v.",
         "mean.", "ema.", "missed." };

@@ -60,13 +60,14 @@ typedef struct mixp_checkpoint {
     /* For a load, 1: parameters may have been added or removed since the save, in any optimizer of
      * the same kind and groups. An added one keeps its value and its fresh states, and its bias
      * correction begins anew; a removed one is dropped. Parameters that stayed resume bit for bit.
-     * All else stays an error, also another shape. tell, unless it is NULL, is called after the load
-     * for each weight and each state of a parameter by its name in the file: MIXP_WEIGHT_LOADED,
-     * _MISSING (added) or _EXTRA (removed) */
+     * All else stays an error, also another shape. tell, unless it is NULL, is called after the
+     * load for each weight and each state of a parameter by its name in the file:
+     * MIXP_WEIGHT_LOADED, _MISSING (added) or _EXTRA (removed) */
     int                    partial;
     void                 (*tell)(void *user, const char *name, mixp_weight_fate fate);
-    /* With path NULL, a save calls write_bytes, and a load calls read_bytes, in order and in pieces,
-     * so that engines, archives and sockets can hold a checkpoint. They return 0 for all n bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
+    /* With path NULL, a save calls write_bytes, and a load calls read_bytes, in order and in
+     * pieces, so that engines, archives and sockets can hold a checkpoint. They return 0 for all n
+     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
      * reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
      * mixprec. NULL = files only */
     int                  (*write_bytes)(void *user, const void *bytes, size_t n);

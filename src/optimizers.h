@@ -183,12 +183,12 @@ MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor
 MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern);
 
 /* For backward passes that reuse one gradient buffer. Keeps a copy of the gradient that the view of
- * a parameter, given to mixp_optimizer_add, holds now; the program may overwrite the buffer at once,
- * and views of several parameters may share it. The next step uses the copies: it looks at all of
- * them, for one decision and one norm, and forgets them. A parameter that was not fed since the last
- * step gets no gradient. A second call before the step adds to the copy (micro-batches). The order
- * of the calls does not change the bits. Takes memory for one gradient, f32 of f64, at the first
- * call; without memory for all gradients: docs/parts.md.
+ * a parameter, given to mixp_optimizer_add, holds now; the program may overwrite the buffer at
+ * once, and views of several parameters may share it. The next step uses the copies: it looks at
+ * all of them, for one decision and one norm, and forgets them. A parameter that was not fed since
+ * the last step gets no gradient. A second call before the step adds to the copy (micro-batches).
+ * The order of the calls does not change the bits. Takes memory for one gradient, f32 of f64, at
+ * the first call; without memory for all gradients: docs/parts.md.
  *
  * MIXP_ERR_ARGUMENT: opt does not have param, or has it without a view; or there are ranks.
  * MIXP_ERR_DTYPE: a second gradient of f64. MIXP_ERR_ORDER: between unscale or step, and update. */
@@ -259,9 +259,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* The counterpart of mixp_optimizer_read, for programs with checkpoints of their own: writes a state
- * from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values, so
- * training continues with the same bits if weights, masters, counts and the context's seed are
+/* The counterpart of mixp_optimizer_read, for programs with checkpoints of their own: writes a
+ * state from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values,
+ * so training continues with the same bits if weights, masters, counts and the context's seed are
  * restored as well. MASTER also writes the weight, rounded; without a master, the weight. Call it
  * after mixp_optimizer_add, EMA after mixp_optimizer_set_ema. Waits for the device.
  *

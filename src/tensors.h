@@ -546,8 +546,8 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count);
 /* The same calls for memory whose type says its dtype: mixp_view_f32(ctx, name, rank, shape, data),
  * mixp_input_i32(ctx, rank, shape, host_data), mixp_input_view_bf16, mixp_read_f64(t, host, count),
- * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a compiler of C
- * warns of a pointer to another type (gcc 14: an error), and a compiler of C++ refuses it. */
+ * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a compiler of
+ * C warns of a pointer to another type (gcc 14: an error), and a compiler of C++ refuses it. */
 #define MIXPI_TYPED(type, element, dtype) \
     MIXPI_HOST mixp_tensor *mixp_view_##type(mixp_context *ctx, const char *name, int rank, \
         const int64_t *shape, element *data) \

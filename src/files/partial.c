@@ -3,8 +3,8 @@
 #include "list.c"
 /* --- checkpoints: a resume in which parameters were added or removed -------------------------- */
 
-/* Of a parameter's state, "optimizer.3.m.w": the parameter's name, and the length of "optimizer.3.".
- * NULL: another name. */
+/* Of a parameter's state, "optimizer.3.m.w": the parameter's name, and the length of its prefix,
+ * "optimizer.3.". NULL: another name. */
 static const char *mixpi_name_of_row(const char *name, size_t *prefix) {
     static const char *const kinds[] = { "m.", "v.", "m_scale.", "v_scale.", "master.", "max_v.",
         "mean.", "ema.", "missed." };
