@@ -553,7 +553,7 @@ if [ -r "$root/tests/reference/tokenizer.json" ]; then
     printf 'GGUF\003\000\000\000' >cut.gguf
     refuses "a GGUF file that is cut" 1 "cut.gguf: the file ends too early" --init cut.gguf --steps 0
     rm -f gg8.gguf; gpt 0 $of_words --width 32 --bias on --steps 0 --export gg8.gguf --export-type q8_0
-    refuses "Q8_0 by its name" 1 "is of dtype Q8_0" --init gg8.gguf --tokenizer words.json --steps 0 --data text
+    check "Q8_0 is read" gpt 0 --init gg8.gguf --tokenizer words.json --steps 0 --data text
 else skip "GGUF" "no tests/reference/tokenizer.json"; fi
 
 printf '{"model_type": "gpt2"}' >hf/config.json
@@ -723,8 +723,8 @@ gpt 0 $run --steps 10 --out no/such/run/; check "missing folders are made" test 
 mkdir lost; cp straight/*.* lost; rm lost/metrics.jsonl; ln -s metrics.jsonl lost/metrics.jsonl
 refuses "a log that cannot be read"  1 "cannot read lost/metrics.jsonl" --out lost --resume --steps 50
 check "is not replaced" test -h lost/metrics.jsonl
-mkdir -p nobest/best.safetensors/x; gpt 1 $run --steps 10 --out nobest
-check "a best checkpoint that is not saved is a failure" sh -c "test $got -eq 1 && grep -q 'best.safetensors was not saved' err && test -s nobest/checkpoint.safetensors"
+mkdir -p nobest/best.safetensors/x
+refuses "a best checkpoint that could not be saved" 1 "cannot write nobest/best.safetensors: Is a directory" $run --steps 10 --out nobest
 refuses "resume with another width"  2 "--width is 16 in straight/config.json.*Leave out --width 32" --out straight --resume --steps 50 --width 32
 refuses "resume with other heads"    2 "--heads is 2 in straight/config.json" --out straight --resume --steps 50 --heads=4
 refuses "resume with biases"         2 "--bias is off in straight/config.json" --out straight --resume --steps 50 --bias on
