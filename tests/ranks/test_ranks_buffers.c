@@ -313,11 +313,40 @@ static void memory(void) {
         }
 }
 
+/* A state that is a frozen parameter, written by each rank for itself: told at the write, and at a save. */
+static int keeps_a_state(const mixp_ranks_desc *given, void *user) {
+    const int64_t n = 4;
+    mixp_ranks_desc ranks = *given;
+    mixp_context_desc d;
+    mixp_checkpoint all;
+    int told;
+    memset(&d, 0, sizeof d);
+    memset(&all, 0, sizeof all);
+    d.ranks = &ranks;
+    d.threads = 1;
+    all.ctx = mixp_context_new(&d);
+    mixp_tensor *w = mixp_param(all.ctx, "w", MIXP_F32, 1, &n), *s = mixp_param(all.ctx, "s", MIXP_F32, 1, &n);
+    mixp_tensor_set_requires_grad(s, 0);
+    mixp_step_begin(all.ctx);
+    mixp_backward(all.ctx, mixp_sum(all.ctx, mixp_mul(all.ctx, w, s), MIXP_ALL, 0));
+    if (*(int *)user) mixp_fill(s, given->rank + 1);
+    told = strstr(mixp_context_warning(all.ctx), "a checkpoint holds the numbers of rank 0") != NULL;
+    mixp_context_clear_error(all.ctx);
+    if (mixp_checkpoint_save("build/test_ranks_state_of_its_own.tmp", &all) != MIXP_OK) told = 2;
+    mixp_context_free(all.ctx);
+    return told != *(int *)user;
+}
+static void a_state_in_a_frozen_parameter_is_told(void) {
+    for (int writes = 0; writes < 2; writes++) CHECK_INT(ddp_threads(2, keeps_a_state, &writes), 0);
+    remove("build/test_ranks_state_of_its_own.tmp");
+}
+
 int main(void) {
     RUN_LATER(programs);
     RUN(dtypes);
     RUN(accumulated);
     RUN(overflowed);
     RUN(memory);
+    RUN(a_state_in_a_frozen_parameter_is_told);
     return test_report();
 }
