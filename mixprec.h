@@ -22810,6 +22810,14 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 /* Applies the tape's own cast operator, defined below. */
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 
+/* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
+#define MIXPI_RUN(x, kernel, ...)                                                         \
+    ((x)->ctx->device->kernels->kernel)(&(x)->ctx->exec, __VA_ARGS__)
+/* MIXPI_RUN outside of operators. It reports a failure, because the tape reports those of
+ * operators only. */
+#define MIXPI_STEP_RUN(x, kernel, k) \
+    mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
+
 /* --- running one operator --------------------------------------------------------------------- */
 
 /* Runs one of the operator's own functions. A function that begins a step loses its call and
@@ -24053,14 +24061,6 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
 /* ==== 8. OPERATORS (implementation) =================================================== */
 
 /* --- small helpers --------------------------------------------------------------------- */
-
-/* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
-#define MIXPI_RUN(x, kernel, ...)                                                         \
-    ((x)->ctx->device->kernels->kernel)(&(x)->ctx->exec, __VA_ARGS__)
-/* MIXPI_RUN outside of operators. It reports a failure, because the tape reports those of
- * operators only. */
-#define MIXPI_STEP_RUN(x, kernel, k) \
-    mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 /* Is x above 0 and finite? */
 static int mixpi_f32_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }

@@ -5,14 +5,6 @@
 
 /* --- small helpers --------------------------------------------------------------------- */
 
-/* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
-#define MIXPI_RUN(x, kernel, ...)                                                         \
-    ((x)->ctx->device->kernels->kernel)(&(x)->ctx->exec, __VA_ARGS__)
-/* MIXPI_RUN outside of operators. It reports a failure, because the tape reports those of
- * operators only. */
-#define MIXPI_STEP_RUN(x, kernel, k) \
-    mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
-
 /* Is x above 0 and finite? */
 static int mixpi_f32_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
 

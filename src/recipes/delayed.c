@@ -1,5 +1,5 @@
 #pragma once
-#include "../operators/shared.c"
+#include "../tape/run.c"
 #include "../tensors/crew.c"
 #include "../tensors/watcher.c"
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */

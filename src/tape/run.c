@@ -1,5 +1,13 @@
 #pragma once
 #include "apply.c"
+/* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
+#define MIXPI_RUN(x, kernel, ...)                                                         \
+    ((x)->ctx->device->kernels->kernel)(&(x)->ctx->exec, __VA_ARGS__)
+/* MIXPI_RUN outside of operators. It reports a failure, because the tape reports those of
+ * operators only. */
+#define MIXPI_STEP_RUN(x, kernel, k) \
+    mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
+
 /* --- running one operator --------------------------------------------------------------------- */
 
 /* Runs one of the operator's own functions. A function that begins a step loses its call and
