@@ -20708,7 +20708,7 @@ static void mixpi_window_end(mixp_context *ctx) {
 
 /* Was this backup filled since the step began? */
 static int mixpi_backup_is_valid(const mixpi_backup *b) {
-    return b->window >= b->buffer->ctx->buffers.first;
+    return b->window && b->window >= b->buffer->ctx->buffers.first;
 }
 
 /* Memory for the bytes of a buffer. A captured step must not allocate. */

@@ -1085,7 +1085,26 @@ static void test_checkpoint(void) {
 }
 #endif
 
+/* A program with gradients of its own begins no step: there is no backup of a buffer then, and what the program wrote
+ * into it stays, NaN too. */
+static void test_without_steps(void) {
+    static const int64_t one[1] = { 1 };
+    static float         w = 1.0f, g = 1.0f;
+    rig     r;
+    float   numbers[N];
+    rig_open(&r, MIXP_F32);
+    mixp_optimizer *opt = mixp_optimizer_new(r.ctx, NULL);
+    CHECK_INT(mixp_optimizer_add(opt, mixp_view(r.ctx, "w", MIXP_F32, 1, one, &w), mixp_view(r.ctx, "g", MIXP_F32, 1, one, &g)),
+              MIXP_OK);
+    ((float *)r.buffer->data)[2] = NAN;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    CHECK_INT(mixp_read(r.buffer, numbers, MIXP_F32, N), MIXP_OK);
+    CHECK(w < 1.0f && numbers[2] != numbers[2]);
+    mixp_context_free(r.ctx);
+}
+
 int main(void) {
+    RUN(test_without_steps);
     RUN(test_ways);
     RUN(test_two_writes);
     RUN(test_accumulation);
