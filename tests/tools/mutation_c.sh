@@ -137,7 +137,7 @@ plant muon_tall          turn    muon        test_f32_as_pytorch
 plant arena_again        turn    ledger      memory_is_not_scattered
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused
 plant shape_limit        turn    tensors     test_a_name_is_used_once
-plant shape_one          bound   autocast    test_dtype_of_every_operator
+plant shape_one          bound   jvp         test_of_nothing
 plant buffer_keep        drop    buffers     test_ways
 plant buffer_window      always  buffers     test_accumulation
 plant buffer_valid       turn    buffers     test_ways
