@@ -53,7 +53,7 @@
  *         return 0;
  *     }
  *
- * CONTENTS: each section has a banner; search for its mark
+ * CONTENTS: each section has a banner; search for its >>word
  *
  *      1. results      >>results       codes and texts
  *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
@@ -81,10 +81,11 @@
  *     walk      one pass of mixp_backward back over the recorded calls
  *     buffer    state that a step writes beside its weights, such as an RNN's state or running
  *               statistics; a skipped step leaves its bytes. See BUFFERS in section 5
- *     mark      note on a gradient: the scaler and the scale that multiplied it; see SCALER. In
- *               the list of contents: the word in a section's banner that you search for
- *     window    of the guard and of buffers: the steps that belong to one update. Of the spike
- *               check: the last norms or losses, which a new step is compared with
+ *     level     0 to 3: what is stored in 16 bits. 0 nothing, 1 what PyTorch's autocast stores, 2
+ *               every activation, 3 the parameters as well; see AUTOCAST
+ *     scale tag note on a gradient: the scaler and the scale that multiplied it; see SCALER
+ *     window    the steps that belong to one update, of the guard and of buffers
+ *     history   of the spike check: the last norms or losses, which a new step is compared with
  *     skip      a step that is not applied: a gradient is non-finite, a buffer became non-finite,
  *               the loss or norm is a spike, or an index is out of range; see mixp_skip_reason
  *     retry     a repeat of a skipped step with the same batch; see mixp_retry
@@ -129,27 +130,27 @@
  *
  * Memory comes from the allocator in mixp_context_desc.
  *
- * INSTRUCTION SETS: at run time a context takes the fastest set that the machine has (mixp_cpu)
+ * INSTRUCTION SETS: at run time a context uses the fastest set that the CPU supports (mixp_cpu)
  *
  *     x86-64     AMX (AMX_F16 with AMX-FP16), else AVX-512, on AMD with AVX512_BF16, else AVX2 with
  *                F16C, else plain C
  *     AArch64    NEON, with FMLAL and BFMLAL where Linux reports them
  *     others     plain C
  *
- * You need no -march. Products and attention of f16 and bf16 by AMX have bits of their own, and
- * AVX512_BF16 flushes subnormals: see SAME BITS. For the same bits on every machine with SIMD set
- * portable_bits of mixp_context_desc. The context then takes the fastest of AVX-512, AVX2 and NEON,
- * whose bits agree. mixp_cpu_with takes a set by name. If ranks on CPUs differ in AMX (none, AMX,
- * AMX_F16), they get MIXP_ERR_RANKS in their first step. A checkpoint that was saved with AMX loads
- * on every machine. If the context's products have other bits than the file's, the load gives a
- * warning.
+ * You need no -march. Products and attention of f16 and bf16 give different results with AMX than
+ * without it, and AVX512_BF16 flushes subnormals: see SAME BITS. For bit-identical results on every
+ * machine with SIMD set portable_bits of mixp_context_desc. The context then uses the fastest of
+ * AVX-512, AVX2 and NEON, which are bit-identical. mixp_cpu_with selects a set by name. If ranks on
+ * CPUs differ in AMX (none, AMX, AMX_F16), their first step fails with MIXP_ERR_RANKS. A checkpoint
+ * that was saved with AMX loads on every machine. If the context's products round differently from
+ * those of the file, the load gives a warning.
  *
  * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
- * in bf16 takes 1,283 ms without AMX and 479 ms with AMX (PyTorch 2.15, eager: 893 to 946 ms). Tests
- * compare each product of the emulated tiles with the processor's own: there, all bits are the same.
+ * in bf16 takes 1,283 ms without AMX and 479 ms with AMX (PyTorch 2.15, eager: 893 and 946 ms).
+ * Tests compare each product of the emulated tiles with that CPU's tiles: they are bit-identical.
  *
  * AMX is used on Linux, if the system saves tiles and grants them to the process, and if known
- * products are right. Otherwise the context takes AVX-512, without an error; mixp_self_check says
+ * products are right. Otherwise the context uses AVX-512, without an error; mixp_self_check reports
  * why. mixp_cpu requests the tiles. From then on Linux refuses signal stacks below AT_MINSIGSTKSZ
  * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
  * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
@@ -161,7 +162,7 @@
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
  * graphs.
  *
- * SAME BITS: results that repeat bit for bit in one build of a program, without fast-math
+ * SAME BITS: results that are bit-identical in one build of a program, without fast-math
  *
  *                                            runs, threads,  instruction      CPU and
  *                                            resume          sets             CUDA
@@ -261,15 +262,15 @@
  *     host data has another dtype than you         mixp_read returns other numbers than your data;
  *       passed: mixp_input_f32 and its relatives     not seen if only mixp_input reads them
  *       let the compiler see it
- *     a view has another dtype than its memory,    training goes on, but weights and losses differ
- *       such as doubles under MIXP_F32: use          from the same program with arrays of float
- *       mixp_view_f32, mixp_view_f64 ...
+ *     a view has another dtype than its memory,    training continues, but weights and losses
+ *       such as doubles under MIXP_F32: use          differ from the same program with arrays of
+ *       mixp_view_f32, mixp_view_f64 ...             float
  *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0
  *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
  *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time
  *     your operator reads or writes float          its numbers are wrong in a region of f16 or
  *       arrays without MIXP_CLASS_ALL_F32            bf16, and right outside of it
- *     your operator's forward leaves elements      they hold what was in that memory before
+ *     your operator's forward leaves elements      they have the values that the memory had before
  *       of its result unwritten
  *     you read the loss scale, but do not          grad_norm is too small, by the factor of the
  *       multiply your own gradients by it            scale
@@ -402,7 +403,7 @@
 #  define MIXPI_HOST MIXPREC_HD
 #endif
 
-/* Marks a MIXPREC_HD function that runs a few times a step: the host compiler optimises it for
+/* Marks a MIXPREC_HD function that runs a few times per step: the host compiler optimises it for
  * size. */
 #if MIXPI_GNU && !defined(__CUDACC__)
 #  define MIXPI_HD_SELDOM __attribute__((__cold__))
@@ -701,7 +702,8 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
     return sign | quiet;
 }
 
-/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: a tie rounds up. Stochastic rounding rounds up if a 31-bit random number is below the rest. */
+/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: a tie rounds up.
+ * Stochastic rounding rounds up if a 31-bit random number is below the rest. */
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
@@ -1072,12 +1074,12 @@ typedef struct mixp_scaler_state {
     int64_t updates, skips;     /* totals                                                  */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
     int32_t loss_bad;           /* 1: a loss since the last update was Inf or NaN */
-    int32_t skipped;            /* 1: the newest update followed a skip */
+    int32_t skipped;            /* 1: the last update followed a skip */
     float   largest;            /* largest unscaled |gradient| since the last prediction   */
     float   peak;               /* decaying maximum of `largest`; 0 = no gradient seen yet */
     int32_t forgiven;           /* skips in a row that left the scale unchanged            */
-    int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
-    float   ahead;              /* under a guard: the scale after the newest overflow by the rule
+    int32_t forgiven_at;        /* how many sites had fallen back at the last update       */
+    float   ahead;              /* under a guard: the scale after the last overflow by the rule
                                    without a guard; 0 = a clean step has set the scale     */
     int32_t buffer_bad;         /* 1: since the last update, a step was skipped for a buffer:
                                    see mixp_step_state.bad_buffer                          */
@@ -1263,26 +1265,26 @@ typedef enum mixp_spike_of {
     MIXP_SPIKE_BOTH             /* a spike in either is enough                          */
 } mixp_spike_of;
 
-/* Skips a step whose value lies more than z standard deviations above the mean of the last `window`
- * applied steps (llm.c's z-score; the defaults are those of OLMo-core's SkipStepOptimizer). No step
- * is judged until half the window is full. A non-finite value is a spike. The standard deviation is
- * taken as at least a thousandth of the mean. Values of skipped steps never enter the window. After
- * max_in_a_row spikes the values count as a new level: the next step is applied, and the window
- * restarts empty. Zero in any field = its default. */
+/* Skips a step whose value lies more than z standard deviations above the mean of its history:
+ * the values of the last `window` applied steps (llm.c's z-score; the defaults are those of
+ * OLMo-core's SkipStepOptimizer). No step is judged until half the history is full. A non-finite
+ * value is a spike. The standard deviation is at least a thousandth of the mean. Values of skipped
+ * steps never enter the history. After max_in_a_row spikes the values count as normal: the next
+ * step is applied, and the history restarts empty. Zero in any field = its default. */
 typedef struct mixp_spike_rule {
     mixp_spike_of of;           /* 0 = off                                              */
-    int32_t window;             /* 0 = 128 applied steps; 4 to 4096                     */
+    int32_t window;             /* length of the history, 4 to 4096; 0 = 128           */
     int32_t max_in_a_row;       /* 0 = 8; negative = no limit                           */
     double  z;                  /* 0 = 6 standard deviations                            */
 } mixp_spike_rule;
 
 enum { MIXPI_SPIKE_KINDS = 2 };     /* MIXP_SPIKE_NORM and MIXP_SPIKE_LOSS are bits     */
 
-/* The verdict on the newest step's values, and how many values have entered each window. */
+/* The verdict on the last step's values, and how many values have entered each history. */
 typedef struct mixp_spike_state {
-    int64_t entered[2];         /* norms and losses entered; each window is a ring      */
+    int64_t entered[2];         /* norms and losses entered; each history is a ring     */
     int32_t in_a_row;           /* spikes skipped since the last applied step           */
-    int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
+    int32_t of;                 /* why the last step was skipped; 0 = no spike          */
     double  z, mean, sd;        /* figures of the value with the highest z; 0 until one is judged */
 } mixp_spike_state;
 
@@ -1355,11 +1357,11 @@ typedef struct mixp_agreement {
 
 /* An optimizer's state of steps, in device memory. */
 typedef struct mixp_step_state {
-    mixp_grad_stats stats;      /* newest look; after a step: the verdict                  */
+    mixp_grad_stats stats;      /* last look; after a step: the verdict                    */
     mixp_grad_stats at_unscale; /* the result of mixp_scaler_unscale                       */
-    float   clipped;            /* factor applied to the gradients since the newest look   */
-    float   clip;               /* the newest step's total clip coefficient                */
-    float   scale;              /* the loss scale that the newest step used                */
+    float   clipped;            /* factor applied to the gradients since the last look     */
+    float   clip;               /* the last step's total clip coefficient                  */
+    float   scale;              /* the loss scale that the last step used                  */
     int32_t skip;
     int32_t stopped;            /* 1: an index out of range is not reported yet            */
     int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
@@ -1369,7 +1371,7 @@ typedef struct mixp_step_state {
     mixp_spike_state spike;
     uint64_t buffer_found;      /* found on this rank since the last decision: see bad_buffer */
     uint64_t bad_buffer;        /* the first element of a buffer that became Inf or NaN in the
-                                   newest step: a mixpi_bad_word; 0 = none                 */
+                                   last step: a mixpi_bad_word; 0 = none                   */
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
@@ -1854,7 +1856,7 @@ MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double
     if (!(*sd > 0.0)) *sd = 1.17549435e-38;
 }
 
-/* Compares a value with its window. s keeps the value with the highest z. */
+/* Compares a value with its history. s keeps the value with the highest z. */
 MIXPREC_HD void mixpi_spike_judge(const mixp_step_plan *plan, mixp_spike_state *s,
                                   int kind, double value) {
     const int64_t window = plan->spike.window;
@@ -2129,7 +2131,7 @@ MIXPREC_HD void mixpi_agree_read(const double *table, int size, mixp_step_state 
     double loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
-    s->agreed.part_rank = part_rank;    /* of the newest look in parts */
+    s->agreed.part_rank = part_rank;    /* of the last look in parts */
 
     /* Inf on one rank is Inf on all; the loss is the mean. */
     for (r = 0; r < size; r++) {
@@ -2903,7 +2905,7 @@ typedef struct mixp_norm_backward_args {
  * range are. */
 typedef enum mixp_bag_mode { MIXP_BAG_SUM, MIXP_BAG_MEAN, MIXP_BAG_MAX } mixp_bag_mode;
 typedef struct mixp_bags {
-    int64_t        count;       /* 0: each id is a row of its own, and no other field is read */
+    int64_t        count;       /* 0: each id is a separate row, and no other field is read   */
     int64_t        width;
     const int32_t *offsets;     /* device memory, or NULL                                  */
     mixp_in        weights;     /* a factor for each id; data NULL: 1                      */
@@ -2911,7 +2913,7 @@ typedef struct mixp_bags {
     mixp_bag_mode  mode;
     int32_t       *largest;     /* MAX: [count, cols], the place among the ids of each maximum, -1
                                    in an empty bag: written, or read if `follow`           */
-    int            follow;      /* 1: y takes the elements that `largest` names            */
+    int            follow;      /* 1: y gets the elements that `largest` names             */
 } mixp_bags;
 
 typedef struct mixp_embedding_args {
@@ -3167,7 +3169,7 @@ typedef enum mixp_4over6 {
  * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds
  * each y exactly unless |y| is below 2^-126, or 2^128 and above.
  *
- * The same inputs give the same bits on every instruction set and at any number of threads. */
+ * Equal inputs give bit-identical results on every instruction set and at any number of threads. */
 typedef struct mixp_quantise_args {
     int64_t          rows, cols;
     mixp_in          x;
@@ -3179,7 +3181,7 @@ typedef struct mixp_quantise_args {
                                    16 x 16; NONE for other scales                          */
     int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
     int              by_lines;  /* E4M3: 1: each row (blocks of 1 x n), or column (n x 1), counts
-                                   as an array of its own, with an amax and an s           */
+                                   as a separate array, with an amax and an s              */
     float           *line_scales;   /* by_lines: [rows] or [cols], in device memory. Receives 1 / s
                                    of each row or column: the factor for its part of a product */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
@@ -3296,14 +3298,14 @@ MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale,
 }
 
 /* Delayed scaling: ends an update of the operands of one linear, n of them. history[n, length] has
- * the newest amax of each operand first, then earlier ones from old to new. For each operand whose
- * newest amax is above 0: amax = the newest, or the largest of the history; scales[i] = limits[i] /
+ * the latest amax of each operand first, then earlier ones from old to new. For each operand whose
+ * latest amax is above 0: amax = the latest, or the largest of the history; scales[i] = limits[i] /
  * amax if amax is finite and above 0; the history moves by one place: its first place becomes 0,
- * and the newest amax becomes the last. The histories hold no NaN. */
+ * and the latest amax becomes the last. The histories hold no NaN. */
 enum { MIXP_TURN_OPERANDS = 3 };
 typedef struct mixp_turn_args {
     int    n, length;           /* 1 to MIXP_TURN_OPERANDS; 1 to 2^20                      */
-    int    most_recent;         /* 1: amax is the newest; 0: the largest of the history    */
+    int    most_recent;         /* 1: amax is the latest; 0: the largest of the history    */
     float  limits[MIXP_TURN_OPERANDS];
     float *history, *scales;    /* device memory                                           */
 } mixp_turn_args;
@@ -4164,7 +4166,7 @@ struct mixp_device {
     mixp_result (*capture_end)(mixp_exec *x, void **graph);
     mixp_result (*replay)(const mixp_exec *x, void *graph, uint64_t later);
     void        (*graph_free)(const mixp_exec *x, void *graph);
-    /* The newest error in words, "" for none. NULL = the device has no messages. */
+    /* The last error in words, "" for none. NULL = the device has no messages. */
     const char *(*message)(const mixp_exec *x);
     /* MIXP_OK when kernels can use the memory at p. NULL = kernels can use any memory. */
     mixp_result (*check)(const mixp_exec *x, const void *p, size_t bytes);
@@ -4173,7 +4175,7 @@ struct mixp_device {
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = only one way              */
     /* post queues a copy of device memory to pinned memory, slot 0 to 2. collect waits until the
-     * newest copy of that slot has arrived, but not for work queued later. NULL = download. */
+     * last copy of that slot has arrived, but not for work queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
     /* The text that mixp_context_gemm_choices returns. NULL = the device has no choices. */
@@ -4194,8 +4196,8 @@ typedef struct mixp_context mixp_context;
 typedef struct mixp_ranks_desc mixp_ranks_desc;     /* see RANKS */
 typedef struct mixp_tensor  mixp_tensor;
 
-/* A gradient's mark: the loss scale that the gradient was multiplied by. The backward walk writes
- * the mark; clip, unscale and step read it. No other code reads it. */
+/* A gradient's scale tag: the loss scale that the gradient was multiplied by. The backward walk
+ * writes the tag; clip, unscale and step read it. No other code reads it. */
 typedef struct mixpi_mark {
     const void *by;             /* the scaler, or NULL                                     */
     uint64_t    at;             /* which of the scaler's scales                            */
@@ -4231,7 +4233,7 @@ struct mixp_tensor {
         mixp_tensor *kept;      /* gradient that the user asked to keep of an activation      */
         int          pending;   /* 1: own.grad holds a gradient that is not yet walked back. Of a
                                    leaf: the current walk has written to own.grad          */
-        mixpi_mark   mark;      /* scale that a gradient was multiplied by                  */
+        mixpi_mark   mark;      /* scale tag: what a gradient was multiplied by             */
         uint64_t     low_version[2]; /* version of this tensor in each copy                 */
         uint64_t     generation;/* arena generation; 0 = permanent                         */
         int          walked;    /* 1: this loss was walked back                            */
@@ -4257,7 +4259,7 @@ struct mixp_tensor {
         struct mixpi_backup *backup;    /* record of a buffer; otherwise NULL              */
         uint64_t     loaded;    /* version of a weight when a file or another rank last wrote all of
                                    it; 0 = never */
-        uint64_t     read_in;   /* generation of a frozen parameter's newest reader        */
+        uint64_t     read_in;   /* generation of a frozen parameter's last reader          */
         uint64_t     walks;     /* number of writes to a gradient by backward walks  */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
@@ -4407,7 +4409,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are seventeen:
+ * changes nothing and is no error. It has one of these causes:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -4437,9 +4439,12 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
  * - A parameter whose master has 16 or 8 bits is written before each of four steps in a row: the
  *   master loses all digits that the weight lacks.
+ * - A bf16 or f16 weight has no master, and the rate is below half a unit in the last place of most
+ *   of its elements. Given at the first step.
+ * - A step of several ranks reads and writes a frozen parameter. Given at the write and at a save.
  * - A checkpoint was saved between the micro-batches of an update.
- * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 have other
- *   bits (AMX, AMX_F16, any other set of a CPU): training goes on with another rounding. */
+ * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 round
+ *   differently (AMX, AMX_F16, any other set of a CPU). */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
 /* Reports an error from your own operator. Keeps the first error, formats like printf, returns
@@ -4615,7 +4620,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * window. The first write in a window keeps the old bytes, in memory that the buffer takes then and
  * keeps. The update restores the buffers, on the device and without a wait of the host, if it has
  * skipped any optimizer's step, or if its scaler has found Inf or NaN: where mixp_scaler_verdict
- * says MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a window of its own.
+ * says MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a separate window.
  *
  * A write after the update stays: a teacher that follows the weights, for example. Two scalers may
  * update in one step: if either skips, a buffer gets the bytes from before the step, or, if the
@@ -4908,7 +4913,7 @@ typedef struct mixp_recipe {
                                    begins again at mixp_step_begin, where a region with a recipe
                                    opens outside of another, and after `linears` calls      */
     int history;                /* delayed: amax of so many updates; 0 = 1024, at most 2^20 */
-    int most_recent;            /* delayed: 1 = the scale comes from the newest amax; 0 = from the
+    int most_recent;            /* delayed: 1 = the scale comes from the latest amax; 0 = from the
                                    largest of the history                                  */
     int margin;                 /* delayed: the scale is divided by 2^margin; 0 to 100     */
     float error;                /* with a guard: an operand falls back whose mean relative error is
@@ -4931,7 +4936,7 @@ typedef struct mixp_recipe {
                                    source; see ROWS                                        */
 } mixp_recipe;
 
-/* ROWS. With row_scaled each row of x has a scale of its own. A row of the result then depends on
+/* ROWS. With row_scaled each row of x has its own scale. A row of the result then depends on
  * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a
  * row has the same bits in every batch whose number of rows is a multiple of 16. The product of x
  * and w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the
@@ -5391,7 +5396,7 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
  * recorded block frees nothing if one of its operators has freed a disposable tensor. Returns what
  * the block returns; NULL on error.
  *
- * An operator of your own runs its forward again too: its attrs must not hold addresses of
+ * Your own operator runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.
  *
  * MIXP_ERR_ARGUMENT: block is NULL. MIXP_ERR_ORDER, from later calls: a tensor of the block other
@@ -6171,15 +6176,15 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
  * normal numbers: the scale does not grow past 2^126, and backoff stops at 2^-126. Gradients that
  * become non-finite only when they are unscaled count as found_inf.
  *
- * The order is: scale, backward, [unscale, [clip]], step, update. Backward writes a mark to each
- * gradient: the scaler, and the scale that the gradient was multiplied by. Unscale, clip and step
- * read the mark. So any number of scalers and optimizers may share a context, in any combination. A
- * gradient is unscaled by its own scale, even if the scaler has moved on since (by at most
- * MIXP_PAST_SCALES scales).
+ * The order is: scale, backward, [unscale, [clip]], step, update. Backward writes a scale tag to
+ * each gradient: the scaler, and the scale that the gradient was multiplied by. Unscale, clip and
+ * step read the tag. So any number of scalers and optimizers may share a context, in any
+ * combination. A gradient is unscaled by its own scale, even if the scaler has changed its scale
+ * since then, at most MIXP_PAST_SCALES times.
  *
  * A gradient that cannot be unscaled is MIXP_ERR_ORDER: two scales were added into it, two scalers
  * scaled it, or a step has used it before the last update. A gradient in a view of yours has no
- * mark: it counts as scaled by the current scale. If you have neither read nor set that scale, the
+ * tag: it counts as scaled by the current scale. If you have neither read nor set that scale, the
  * view cannot have been scaled by it: MIXP_ERR_ORDER.
  */
 typedef enum mixp_scaler_preset {
@@ -6210,7 +6215,7 @@ typedef enum mixp_scaler_preset {
  * gradients of the backward walk. It sets the scale to the power of two that puts the largest
  * gradient `margin` binades below low_largest. It does so every growth_interval clean steps, and at
  * once when a gradient comes nearer to low_largest than that. The scale moves by at most max_move
- * binades a step. An overflow backs off as in PyTorch's rule, and counts as a gradient of
+ * binades per step. An overflow backs off as in PyTorch's rule, and counts as a gradient of
  * low_largest / scale. The remembered largest gradient halves in 16 intervals.
  *
  * The rule guarantees that no step is skipped for a gradient up to 2^margin times the largest
@@ -6248,7 +6253,7 @@ typedef struct mixp_scaler_desc {
     float     recovery_scale;   /* 0 = the rule's (Modulus: 64; other rules: never) */
     /* Only for MIXP_RULE_PREDICTIVE. */
     int       margin;           /* 0 = 6 binades; at most 30. For fp8: 1 to 3           */
-    int       max_move;         /* 0 = 4 binades a step; at most 252                    */
+    int       max_move;         /* 0 = 4 binades per step; at most 252                  */
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
 
@@ -6326,7 +6331,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  * One pass over all gradients computes found_inf, the norm and the largest value. One pass over all
  * parameters unscales, clips, updates moments and f32 master weights, and writes the low copies.
  * Hyper-parameters are double. Moments and master weights are f32, or smaller on request. Without
- * fast-math, steps give the same bits on every instruction set and at any number of threads.
+ * fast-math, steps are bit-identical on every instruction set and at any number of threads.
  */
 /* How an optimizer stores its states. Smaller states save memory, and the time to read and write
  * that memory, but add noise. All zero: f32. Otherwise MIXP_MOMENT_BF16 or MIXP_MOMENT_8BIT, and
@@ -6430,7 +6435,7 @@ MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void);
  * embeddings, the head, norms and biases to an AdamW. Muon works with loss scaling. A skipped step
  * is skipped on the device, also in a recorded step.
  *
- * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations a step, which is
+ * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations per step, which is
  * little beside a large batch and much beside a small one. Extra memory, for the largest matrix
  * only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
 MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void);
@@ -6458,7 +6463,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * MIXP_ERR_ARGUMENT: lr is negative or not finite; no group changes. */
 MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
 
-/* Adds a parameter (f32, f16 or bf16; or f64, with a gradient of your own) to the newest group.
+/* Adds a parameter (f32, f16 or bf16; or f64, with your own gradient) to the last group.
  *
  * grad NULL: uses the gradient that backward fills. A step in which the parameter got no gradient
  * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
@@ -6491,7 +6496,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
 MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor *param,
                                                 mixp_tensor *grad, int64_t width);
 
-/* Adds to the newest group each parameter of mixp_param whose name fits the pattern (* matches any
+/* Adds to the last group each parameter of mixp_param whose name fits the pattern (* matches any
  * characters, ? matches one), that requires a gradient and has no optimizer. Oldest first; like
  * mixp_optimizer_add with grad NULL. A second call therefore adds the rest:
  *
@@ -6610,8 +6615,8 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 
 /* ==== 11. STEP ============================================================ >>step ====
  *
- * Unscale, clip, step, update, in this order. The gradients' marks decide which call may use which
- * gradients. Then the verdict: what became of the step, and why.
+ * Unscale, clip, step, update, in this order. The gradients' scale tags decide which call may use
+ * which gradients. Then the verdict: the outcome of the step, and its cause.
  *
  * TWO NETWORKS IN TURN, as in a GAN: begin a step for each. d and g are the optimizers of the
  * discriminator and of the generator. Without retries, leave out the two loops.
@@ -6634,14 +6639,14 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
  * them before the next step of d, as above.
  *
  * ONE SCALER OR TWO: with a scaler each, an overflow in one network does not change the scale of
- * the other. One scaler for both works too: then a skip of either network lowers the scale of both.
+ * the other. One scaler for both also works: a skip of either network lowers the scale of both.
  * Update it after each network, as above, or once after both. Do not combine one update with
  * mixp_retry: the repeat would step both networks, also the one that was not skipped. A checkpoint
- * takes one scaler; see mixp_checkpoint for the second.
+ * stores one scaler; see mixp_checkpoint for the second.
  *
  * One step for both networks runs the generator once: give mixp_detach(ctx, fake) to the
  * discriminator's loss, and compute the generator's loss from fake after mixp_scaler_step of d. The
- * step then keeps the activations of both networks. All these forms give the same bits if no step
+ * step then keeps the activations of both networks. All these forms are bit-identical if no step
  * overflows and no operator draws random numbers.
  */
 
@@ -6811,7 +6816,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to disk, checks
  * its length, renames it and flushes the folder. After a crash, a power cut, a full disk or lost
  * writes, either the old file or the new file exists complete. Drives that offer no flush (some
- * network and shared drives) save without it; there a power cut may cost the newest file. A
+ * network and shared drives) save without it; there a power cut may lose the last file. A
  * symbolic link to a file stays a link (a dangling link is replaced). An existing file keeps its
  * mode where the drive allows it. Another hard link to the file keeps the old content. A process
  * that is killed while saving leaves its temporary file, which you must remove. On big-endian
@@ -7147,7 +7152,7 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Pins the sites whose name, or its part before ": ", fits the pattern (* matches any characters, ?
  * matches one; the pattern is copied). MIXP_F32: the sites store f32. MIXP_F16 or MIXP_BF16: the
  * sites store the dtype of autocast and never fall back. MIXP_DTYPE_COUNT: removes the pin. A
- * recipe quantises no pinned linear. The newest pattern that fits wins. A pattern given again
+ * recipe quantises no pinned linear. The last pattern that fits wins. A pattern given again
  * replaces its old entry, "*" replaces all entries, and at most 64 are kept. Call it before or
  * during training, with the guard on or off.
  *
@@ -7198,7 +7203,7 @@ typedef struct mixp_event {
                                    because of it */
 } mixp_event;
 
-/* Reads event i of those still kept (the newest 1024), oldest first. Returns 1, or 0 past the last.
+/* Reads event i of those still kept (the latest 1024), oldest first. Returns 1, or 0 past the last.
  * Like all functions that read the guard's state, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
 
@@ -7219,13 +7224,13 @@ typedef struct mixp_site_info {
     int         operands;       /* bits of a linear's operands that a recipe no longer quantises: 1
                                    x, 2 w, 4 dy */
     int64_t     samples;        /* number of samples */
-    mixp_look   value, grad;    /* looks of the newest sample at the stored values, and
+    mixp_look   value, grad;    /* looks of the last sample at the stored values, and
                                    at the gradient multiplied by the loss scale           */
-    float       scores;         /* of attention, newest sample: the largest log-sum-exp of a query's
+    float       scores;         /* of attention, last sample: the largest log-sum-exp of a query's
                                    scores, as mixp_attention_scores gives it for each head; 0 if
                                    none is above 0. Otherwise 0 */
-    mixp_block_look blocks[3];  /* of a linear under a recipe, newest sample: of x, w and dy, on
-                                   this rank. All 0 on a device with memory of its own  */
+    mixp_block_look blocks[3];  /* of a linear under a recipe, last sample: of x, w and dy, on
+                                   this rank. All 0 on a device with its own memory     */
 } mixp_site_info;
 
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
@@ -7249,7 +7254,7 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
 
 /* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
  *
- * Returns 1 if the newest update skipped its step and a retry with the same batch is worthwhile: at
+ * Returns 1 if the last update skipped its step and a retry with the same batch is worthwhile: at
  * the new scale, or with a site fallen back. Allows at most `times` retries in a row, at least 1.
  * The random step stays, so dropout draws the same numbers if the same operators are applied.
  * Returns 0 otherwise: go on. With a guard on, the retry is sampled, and a step whose batch or

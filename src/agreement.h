@@ -159,7 +159,7 @@ MIXPREC_HD void mixpi_agree_read(const double *table, int size, mixp_step_state 
     double loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
-    s->agreed.part_rank = part_rank;    /* of the newest look in parts */
+    s->agreed.part_rank = part_rank;    /* of the last look in parts */
 
     /* Inf on one rank is Inf on all; the loss is the mean. */
     for (r = 0; r < size; r++) {

@@ -166,12 +166,12 @@ typedef struct mixp_scaler_state {
     int64_t updates, skips;     /* totals                                                  */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
     int32_t loss_bad;           /* 1: a loss since the last update was Inf or NaN */
-    int32_t skipped;            /* 1: the newest update followed a skip */
+    int32_t skipped;            /* 1: the last update followed a skip */
     float   largest;            /* largest unscaled |gradient| since the last prediction   */
     float   peak;               /* decaying maximum of `largest`; 0 = no gradient seen yet */
     int32_t forgiven;           /* skips in a row that left the scale unchanged            */
-    int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
-    float   ahead;              /* under a guard: the scale after the newest overflow by the rule
+    int32_t forgiven_at;        /* how many sites had fallen back at the last update       */
+    float   ahead;              /* under a guard: the scale after the last overflow by the rule
                                    without a guard; 0 = a clean step has set the scale     */
     int32_t buffer_bad;         /* 1: since the last update, a step was skipped for a buffer:
                                    see mixp_step_state.bad_buffer                          */
@@ -357,26 +357,26 @@ typedef enum mixp_spike_of {
     MIXP_SPIKE_BOTH             /* a spike in either is enough                          */
 } mixp_spike_of;
 
-/* Skips a step whose value lies more than z standard deviations above the mean of the last `window`
- * applied steps (llm.c's z-score; the defaults are those of OLMo-core's SkipStepOptimizer). No step
- * is judged until half the window is full. A non-finite value is a spike. The standard deviation is
- * taken as at least a thousandth of the mean. Values of skipped steps never enter the window. After
- * max_in_a_row spikes the values count as a new level: the next step is applied, and the window
- * restarts empty. Zero in any field = its default. */
+/* Skips a step whose value lies more than z standard deviations above the mean of its history:
+ * the values of the last `window` applied steps (llm.c's z-score; the defaults are those of
+ * OLMo-core's SkipStepOptimizer). No step is judged until half the history is full. A non-finite
+ * value is a spike. The standard deviation is at least a thousandth of the mean. Values of skipped
+ * steps never enter the history. After max_in_a_row spikes the values count as normal: the next
+ * step is applied, and the history restarts empty. Zero in any field = its default. */
 typedef struct mixp_spike_rule {
     mixp_spike_of of;           /* 0 = off                                              */
-    int32_t window;             /* 0 = 128 applied steps; 4 to 4096                     */
+    int32_t window;             /* length of the history, 4 to 4096; 0 = 128           */
     int32_t max_in_a_row;       /* 0 = 8; negative = no limit                           */
     double  z;                  /* 0 = 6 standard deviations                            */
 } mixp_spike_rule;
 
 enum { MIXPI_SPIKE_KINDS = 2 };     /* MIXP_SPIKE_NORM and MIXP_SPIKE_LOSS are bits     */
 
-/* The verdict on the newest step's values, and how many values have entered each window. */
+/* The verdict on the last step's values, and how many values have entered each history. */
 typedef struct mixp_spike_state {
-    int64_t entered[2];         /* norms and losses entered; each window is a ring      */
+    int64_t entered[2];         /* norms and losses entered; each history is a ring     */
     int32_t in_a_row;           /* spikes skipped since the last applied step           */
-    int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
+    int32_t of;                 /* why the last step was skipped; 0 = no spike          */
     double  z, mean, sd;        /* figures of the value with the highest z; 0 until one is judged */
 } mixp_spike_state;
 
@@ -449,11 +449,11 @@ typedef struct mixp_agreement {
 
 /* An optimizer's state of steps, in device memory. */
 typedef struct mixp_step_state {
-    mixp_grad_stats stats;      /* newest look; after a step: the verdict                  */
+    mixp_grad_stats stats;      /* last look; after a step: the verdict                    */
     mixp_grad_stats at_unscale; /* the result of mixp_scaler_unscale                       */
-    float   clipped;            /* factor applied to the gradients since the newest look   */
-    float   clip;               /* the newest step's total clip coefficient                */
-    float   scale;              /* the loss scale that the newest step used                */
+    float   clipped;            /* factor applied to the gradients since the last look     */
+    float   clip;               /* the last step's total clip coefficient                  */
+    float   scale;              /* the loss scale that the last step used                  */
     int32_t skip;
     int32_t stopped;            /* 1: an index out of range is not reported yet            */
     int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
@@ -463,7 +463,7 @@ typedef struct mixp_step_state {
     mixp_spike_state spike;
     uint64_t buffer_found;      /* found on this rank since the last decision: see bad_buffer */
     uint64_t bad_buffer;        /* the first element of a buffer that became Inf or NaN in the
-                                   newest step: a mixpi_bad_word; 0 = none                 */
+                                   last step: a mixpi_bad_word; 0 = none                   */
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 

@@ -78,7 +78,7 @@
 #  define MIXPI_HOST MIXPREC_HD
 #endif
 
-/* Marks a MIXPREC_HD function that runs a few times a step: the host compiler optimises it for
+/* Marks a MIXPREC_HD function that runs a few times per step: the host compiler optimises it for
  * size. */
 #if MIXPI_GNU && !defined(__CUDACC__)
 #  define MIXPI_HD_SELDOM __attribute__((__cold__))

@@ -10,7 +10,7 @@
  * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to disk, checks
  * its length, renames it and flushes the folder. After a crash, a power cut, a full disk or lost
  * writes, either the old file or the new file exists complete. Drives that offer no flush (some
- * network and shared drives) save without it; there a power cut may cost the newest file. A
+ * network and shared drives) save without it; there a power cut may lose the last file. A
  * symbolic link to a file stays a link (a dangling link is replaced). An existing file keeps its
  * mode where the drive allows it. Another hard link to the file keeps the old content. A process
  * that is killed while saving leaves its temporary file, which you must remove. On big-endian

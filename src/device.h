@@ -704,7 +704,7 @@ struct mixp_device {
     mixp_result (*capture_end)(mixp_exec *x, void **graph);
     mixp_result (*replay)(const mixp_exec *x, void *graph, uint64_t later);
     void        (*graph_free)(const mixp_exec *x, void *graph);
-    /* The newest error in words, "" for none. NULL = the device has no messages. */
+    /* The last error in words, "" for none. NULL = the device has no messages. */
     const char *(*message)(const mixp_exec *x);
     /* MIXP_OK when kernels can use the memory at p. NULL = kernels can use any memory. */
     mixp_result (*check)(const mixp_exec *x, const void *p, size_t bytes);
@@ -713,7 +713,7 @@ struct mixp_device {
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = only one way              */
     /* post queues a copy of device memory to pinned memory, slot 0 to 2. collect waits until the
-     * newest copy of that slot has arrived, but not for work queued later. NULL = download. */
+     * last copy of that slot has arrived, but not for work queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
     /* The text that mixp_context_gemm_choices returns. NULL = the device has no choices. */

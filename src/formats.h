@@ -255,7 +255,8 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
     return sign | quiet;
 }
 
-/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: a tie rounds up. Stochastic rounding rounds up if a 31-bit random number is below the rest. */
+/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: a tie rounds up.
+ * Stochastic rounding rounds up if a 31-bit random number is below the rest. */
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);

@@ -314,7 +314,7 @@ typedef struct mixp_norm_backward_args {
  * range are. */
 typedef enum mixp_bag_mode { MIXP_BAG_SUM, MIXP_BAG_MEAN, MIXP_BAG_MAX } mixp_bag_mode;
 typedef struct mixp_bags {
-    int64_t        count;       /* 0: each id is a row of its own, and no other field is read */
+    int64_t        count;       /* 0: each id is a separate row, and no other field is read   */
     int64_t        width;
     const int32_t *offsets;     /* device memory, or NULL                                  */
     mixp_in        weights;     /* a factor for each id; data NULL: 1                      */
@@ -322,7 +322,7 @@ typedef struct mixp_bags {
     mixp_bag_mode  mode;
     int32_t       *largest;     /* MAX: [count, cols], the place among the ids of each maximum, -1
                                    in an empty bag: written, or read if `follow`           */
-    int            follow;      /* 1: y takes the elements that `largest` names            */
+    int            follow;      /* 1: y gets the elements that `largest` names             */
 } mixp_bags;
 
 typedef struct mixp_embedding_args {

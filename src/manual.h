@@ -53,7 +53,7 @@
  *         return 0;
  *     }
  *
- * CONTENTS: each section has a banner; search for its mark
+ * CONTENTS: each section has a banner; search for its >>word
  *
  *      1. results      >>results       codes and texts
  *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
@@ -81,10 +81,11 @@
  *     walk      one pass of mixp_backward back over the recorded calls
  *     buffer    state that a step writes beside its weights, such as an RNN's state or running
  *               statistics; a skipped step leaves its bytes. See BUFFERS in section 5
- *     mark      note on a gradient: the scaler and the scale that multiplied it; see SCALER. In
- *               the list of contents: the word in a section's banner that you search for
- *     window    of the guard and of buffers: the steps that belong to one update. Of the spike
- *               check: the last norms or losses, which a new step is compared with
+ *     level     0 to 3: what is stored in 16 bits. 0 nothing, 1 what PyTorch's autocast stores, 2
+ *               every activation, 3 the parameters as well; see AUTOCAST
+ *     scale tag note on a gradient: the scaler and the scale that multiplied it; see SCALER
+ *     window    the steps that belong to one update, of the guard and of buffers
+ *     history   of the spike check: the last norms or losses, which a new step is compared with
  *     skip      a step that is not applied: a gradient is non-finite, a buffer became non-finite,
  *               the loss or norm is a spike, or an index is out of range; see mixp_skip_reason
  *     retry     a repeat of a skipped step with the same batch; see mixp_retry
@@ -129,27 +130,27 @@
  *
  * Memory comes from the allocator in mixp_context_desc.
  *
- * INSTRUCTION SETS: at run time a context takes the fastest set that the machine has (mixp_cpu)
+ * INSTRUCTION SETS: at run time a context uses the fastest set that the CPU supports (mixp_cpu)
  *
  *     x86-64     AMX (AMX_F16 with AMX-FP16), else AVX-512, on AMD with AVX512_BF16, else AVX2 with
  *                F16C, else plain C
  *     AArch64    NEON, with FMLAL and BFMLAL where Linux reports them
  *     others     plain C
  *
- * You need no -march. Products and attention of f16 and bf16 by AMX have bits of their own, and
- * AVX512_BF16 flushes subnormals: see SAME BITS. For the same bits on every machine with SIMD set
- * portable_bits of mixp_context_desc. The context then takes the fastest of AVX-512, AVX2 and NEON,
- * whose bits agree. mixp_cpu_with takes a set by name. If ranks on CPUs differ in AMX (none, AMX,
- * AMX_F16), they get MIXP_ERR_RANKS in their first step. A checkpoint that was saved with AMX loads
- * on every machine. If the context's products have other bits than the file's, the load gives a
- * warning.
+ * You need no -march. Products and attention of f16 and bf16 give different results with AMX than
+ * without it, and AVX512_BF16 flushes subnormals: see SAME BITS. For bit-identical results on every
+ * machine with SIMD set portable_bits of mixp_context_desc. The context then uses the fastest of
+ * AVX-512, AVX2 and NEON, which are bit-identical. mixp_cpu_with selects a set by name. If ranks on
+ * CPUs differ in AMX (none, AMX, AMX_F16), their first step fails with MIXP_ERR_RANKS. A checkpoint
+ * that was saved with AMX loads on every machine. If the context's products round differently from
+ * those of the file, the load gives a warning.
  *
  * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
- * in bf16 takes 1,283 ms without AMX and 479 ms with AMX (PyTorch 2.15, eager: 893 to 946 ms). Tests
- * compare each product of the emulated tiles with the processor's own: there, all bits are the same.
+ * in bf16 takes 1,283 ms without AMX and 479 ms with AMX (PyTorch 2.15, eager: 893 and 946 ms).
+ * Tests compare each product of the emulated tiles with that CPU's tiles: they are bit-identical.
  *
  * AMX is used on Linux, if the system saves tiles and grants them to the process, and if known
- * products are right. Otherwise the context takes AVX-512, without an error; mixp_self_check says
+ * products are right. Otherwise the context uses AVX-512, without an error; mixp_self_check reports
  * why. mixp_cpu requests the tiles. From then on Linux refuses signal stacks below AT_MINSIGSTKSZ
  * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
  * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
@@ -161,7 +162,7 @@
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
  * graphs.
  *
- * SAME BITS: results that repeat bit for bit in one build of a program, without fast-math
+ * SAME BITS: results that are bit-identical in one build of a program, without fast-math
  *
  *                                            runs, threads,  instruction      CPU and
  *                                            resume          sets             CUDA
@@ -261,15 +262,15 @@
  *     host data has another dtype than you         mixp_read returns other numbers than your data;
  *       passed: mixp_input_f32 and its relatives     not seen if only mixp_input reads them
  *       let the compiler see it
- *     a view has another dtype than its memory,    training goes on, but weights and losses differ
- *       such as doubles under MIXP_F32: use          from the same program with arrays of float
- *       mixp_view_f32, mixp_view_f64 ...
+ *     a view has another dtype than its memory,    training continues, but weights and losses
+ *       such as doubles under MIXP_F32: use          differ from the same program with arrays of
+ *       mixp_view_f32, mixp_view_f64 ...             float
  *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0
  *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
  *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time
  *     your operator reads or writes float          its numbers are wrong in a region of f16 or
  *       arrays without MIXP_CLASS_ALL_F32            bf16, and right outside of it
- *     your operator's forward leaves elements      they hold what was in that memory before
+ *     your operator's forward leaves elements      they have the values that the memory had before
  *       of its result unwritten
  *     you read the loss scale, but do not          grad_norm is too small, by the factor of the
  *       multiply your own gradients by it            scale

@@ -5,7 +5,7 @@
  * One pass over all gradients computes found_inf, the norm and the largest value. One pass over all
  * parameters unscales, clips, updates moments and f32 master weights, and writes the low copies.
  * Hyper-parameters are double. Moments and master weights are f32, or smaller on request. Without
- * fast-math, steps give the same bits on every instruction set and at any number of threads.
+ * fast-math, steps are bit-identical on every instruction set and at any number of threads.
  */
 /* How an optimizer stores its states. Smaller states save memory, and the time to read and write
  * that memory, but add noise. All zero: f32. Otherwise MIXP_MOMENT_BF16 or MIXP_MOMENT_8BIT, and
@@ -109,7 +109,7 @@ MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void);
  * embeddings, the head, norms and biases to an AdamW. Muon works with loss scaling. A skipped step
  * is skipped on the device, also in a recorded step.
  *
- * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations a step, which is
+ * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations per step, which is
  * little beside a large batch and much beside a small one. Extra memory, for the largest matrix
  * only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
 MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void);
@@ -137,7 +137,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * MIXP_ERR_ARGUMENT: lr is negative or not finite; no group changes. */
 MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
 
-/* Adds a parameter (f32, f16 or bf16; or f64, with a gradient of your own) to the newest group.
+/* Adds a parameter (f32, f16 or bf16; or f64, with your own gradient) to the last group.
  *
  * grad NULL: uses the gradient that backward fills. A step in which the parameter got no gradient
  * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
@@ -170,7 +170,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
 MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor *param,
                                                 mixp_tensor *grad, int64_t width);
 
-/* Adds to the newest group each parameter of mixp_param whose name fits the pattern (* matches any
+/* Adds to the last group each parameter of mixp_param whose name fits the pattern (* matches any
  * characters, ? matches one), that requires a gradient and has no optimizer. Oldest first; like
  * mixp_optimizer_add with grad NULL. A second call therefore adds the rest:
  *

@@ -56,7 +56,7 @@ typedef enum mixp_4over6 {
  * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds
  * each y exactly unless |y| is below 2^-126, or 2^128 and above.
  *
- * The same inputs give the same bits on every instruction set and at any number of threads. */
+ * Equal inputs give bit-identical results on every instruction set and at any number of threads. */
 typedef struct mixp_quantise_args {
     int64_t          rows, cols;
     mixp_in          x;
@@ -68,7 +68,7 @@ typedef struct mixp_quantise_args {
                                    16 x 16; NONE for other scales                          */
     int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
     int              by_lines;  /* E4M3: 1: each row (blocks of 1 x n), or column (n x 1), counts
-                                   as an array of its own, with an amax and an s           */
+                                   as a separate array, with an amax and an s              */
     float           *line_scales;   /* by_lines: [rows] or [cols], in device memory. Receives 1 / s
                                    of each row or column: the factor for its part of a product */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
@@ -185,14 +185,14 @@ MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale,
 }
 
 /* Delayed scaling: ends an update of the operands of one linear, n of them. history[n, length] has
- * the newest amax of each operand first, then earlier ones from old to new. For each operand whose
- * newest amax is above 0: amax = the newest, or the largest of the history; scales[i] = limits[i] /
+ * the latest amax of each operand first, then earlier ones from old to new. For each operand whose
+ * latest amax is above 0: amax = the latest, or the largest of the history; scales[i] = limits[i] /
  * amax if amax is finite and above 0; the history moves by one place: its first place becomes 0,
- * and the newest amax becomes the last. The histories hold no NaN. */
+ * and the latest amax becomes the last. The histories hold no NaN. */
 enum { MIXP_TURN_OPERANDS = 3 };
 typedef struct mixp_turn_args {
     int    n, length;           /* 1 to MIXP_TURN_OPERANDS; 1 to 2^20                      */
-    int    most_recent;         /* 1: amax is the newest; 0: the largest of the history    */
+    int    most_recent;         /* 1: amax is the latest; 0: the largest of the history    */
     float  limits[MIXP_TURN_OPERANDS];
     float *history, *scales;    /* device memory                                           */
 } mixp_turn_args;

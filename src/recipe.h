@@ -105,7 +105,7 @@ typedef struct mixp_recipe {
                                    begins again at mixp_step_begin, where a region with a recipe
                                    opens outside of another, and after `linears` calls      */
     int history;                /* delayed: amax of so many updates; 0 = 1024, at most 2^20 */
-    int most_recent;            /* delayed: 1 = the scale comes from the newest amax; 0 = from the
+    int most_recent;            /* delayed: 1 = the scale comes from the latest amax; 0 = from the
                                    largest of the history                                  */
     int margin;                 /* delayed: the scale is divided by 2^margin; 0 to 100     */
     float error;                /* with a guard: an operand falls back whose mean relative error is
@@ -128,7 +128,7 @@ typedef struct mixp_recipe {
                                    source; see ROWS                                        */
 } mixp_recipe;
 
-/* ROWS. With row_scaled each row of x has a scale of its own. A row of the result then depends on
+/* ROWS. With row_scaled each row of x has its own scale. A row of the result then depends on
  * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a
  * row has the same bits in every batch whose number of rows is a multiple of 16. The product of x
  * and w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the

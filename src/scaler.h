@@ -7,15 +7,15 @@
  * normal numbers: the scale does not grow past 2^126, and backoff stops at 2^-126. Gradients that
  * become non-finite only when they are unscaled count as found_inf.
  *
- * The order is: scale, backward, [unscale, [clip]], step, update. Backward writes a mark to each
- * gradient: the scaler, and the scale that the gradient was multiplied by. Unscale, clip and step
- * read the mark. So any number of scalers and optimizers may share a context, in any combination. A
- * gradient is unscaled by its own scale, even if the scaler has moved on since (by at most
- * MIXP_PAST_SCALES scales).
+ * The order is: scale, backward, [unscale, [clip]], step, update. Backward writes a scale tag to
+ * each gradient: the scaler, and the scale that the gradient was multiplied by. Unscale, clip and
+ * step read the tag. So any number of scalers and optimizers may share a context, in any
+ * combination. A gradient is unscaled by its own scale, even if the scaler has changed its scale
+ * since then, at most MIXP_PAST_SCALES times.
  *
  * A gradient that cannot be unscaled is MIXP_ERR_ORDER: two scales were added into it, two scalers
  * scaled it, or a step has used it before the last update. A gradient in a view of yours has no
- * mark: it counts as scaled by the current scale. If you have neither read nor set that scale, the
+ * tag: it counts as scaled by the current scale. If you have neither read nor set that scale, the
  * view cannot have been scaled by it: MIXP_ERR_ORDER.
  */
 typedef enum mixp_scaler_preset {
@@ -46,7 +46,7 @@ typedef enum mixp_scaler_preset {
  * gradients of the backward walk. It sets the scale to the power of two that puts the largest
  * gradient `margin` binades below low_largest. It does so every growth_interval clean steps, and at
  * once when a gradient comes nearer to low_largest than that. The scale moves by at most max_move
- * binades a step. An overflow backs off as in PyTorch's rule, and counts as a gradient of
+ * binades per step. An overflow backs off as in PyTorch's rule, and counts as a gradient of
  * low_largest / scale. The remembered largest gradient halves in 16 intervals.
  *
  * The rule guarantees that no step is skipped for a gradient up to 2^margin times the largest
@@ -84,7 +84,7 @@ typedef struct mixp_scaler_desc {
     float     recovery_scale;   /* 0 = the rule's (Modulus: 64; other rules: never) */
     /* Only for MIXP_RULE_PREDICTIVE. */
     int       margin;           /* 0 = 6 binades; at most 30. For fp8: 1 to 3           */
-    int       max_move;         /* 0 = 4 binades a step; at most 252                    */
+    int       max_move;         /* 0 = 4 binades per step; at most 252                  */
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
 

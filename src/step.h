@@ -2,8 +2,8 @@
 #include "scaler.h"
 /* ==== 11. STEP ============================================================ >>step ====
  *
- * Unscale, clip, step, update, in this order. The gradients' marks decide which call may use which
- * gradients. Then the verdict: what became of the step, and why.
+ * Unscale, clip, step, update, in this order. The gradients' scale tags decide which call may use
+ * which gradients. Then the verdict: the outcome of the step, and its cause.
  *
  * TWO NETWORKS IN TURN, as in a GAN: begin a step for each. d and g are the optimizers of the
  * discriminator and of the generator. Without retries, leave out the two loops.
@@ -26,14 +26,14 @@
  * them before the next step of d, as above.
  *
  * ONE SCALER OR TWO: with a scaler each, an overflow in one network does not change the scale of
- * the other. One scaler for both works too: then a skip of either network lowers the scale of both.
+ * the other. One scaler for both also works: a skip of either network lowers the scale of both.
  * Update it after each network, as above, or once after both. Do not combine one update with
  * mixp_retry: the repeat would step both networks, also the one that was not skipped. A checkpoint
- * takes one scaler; see mixp_checkpoint for the second.
+ * stores one scaler; see mixp_checkpoint for the second.
  *
  * One step for both networks runs the generator once: give mixp_detach(ctx, fake) to the
  * discriminator's loss, and compute the generator's loss from fake after mixp_scaler_step of d. The
- * step then keeps the activations of both networks. All these forms give the same bits if no step
+ * step then keeps the activations of both networks. All these forms are bit-identical if no step
  * overflows and no operator draws random numbers.
  */
 

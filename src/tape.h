@@ -92,7 +92,7 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
  * recorded block frees nothing if one of its operators has freed a disposable tensor. Returns what
  * the block returns; NULL on error.
  *
- * An operator of your own runs its forward again too: its attrs must not hold addresses of
+ * Your own operator runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.
  *
  * MIXP_ERR_ARGUMENT: block is NULL. MIXP_ERR_ORDER, from later calls: a tensor of the block other

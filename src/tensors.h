@@ -10,8 +10,8 @@ typedef struct mixp_context mixp_context;
 typedef struct mixp_ranks_desc mixp_ranks_desc;     /* see RANKS */
 typedef struct mixp_tensor  mixp_tensor;
 
-/* A gradient's mark: the loss scale that the gradient was multiplied by. The backward walk writes
- * the mark; clip, unscale and step read it. No other code reads it. */
+/* A gradient's scale tag: the loss scale that the gradient was multiplied by. The backward walk
+ * writes the tag; clip, unscale and step read it. No other code reads it. */
 typedef struct mixpi_mark {
     const void *by;             /* the scaler, or NULL                                     */
     uint64_t    at;             /* which of the scaler's scales                            */
@@ -47,7 +47,7 @@ struct mixp_tensor {
         mixp_tensor *kept;      /* gradient that the user asked to keep of an activation      */
         int          pending;   /* 1: own.grad holds a gradient that is not yet walked back. Of a
                                    leaf: the current walk has written to own.grad          */
-        mixpi_mark   mark;      /* scale that a gradient was multiplied by                  */
+        mixpi_mark   mark;      /* scale tag: what a gradient was multiplied by             */
         uint64_t     low_version[2]; /* version of this tensor in each copy                 */
         uint64_t     generation;/* arena generation; 0 = permanent                         */
         int          walked;    /* 1: this loss was walked back                            */
@@ -73,7 +73,7 @@ struct mixp_tensor {
         struct mixpi_backup *backup;    /* record of a buffer; otherwise NULL              */
         uint64_t     loaded;    /* version of a weight when a file or another rank last wrote all of
                                    it; 0 = never */
-        uint64_t     read_in;   /* generation of a frozen parameter's newest reader        */
+        uint64_t     read_in;   /* generation of a frozen parameter's last reader          */
         uint64_t     walks;     /* number of writes to a gradient by backward walks  */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
@@ -223,7 +223,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are seventeen:
+ * changes nothing and is no error. It has one of these causes:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -253,9 +253,12 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
  * - A parameter whose master has 16 or 8 bits is written before each of four steps in a row: the
  *   master loses all digits that the weight lacks.
+ * - A bf16 or f16 weight has no master, and the rate is below half a unit in the last place of most
+ *   of its elements. Given at the first step.
+ * - A step of several ranks reads and writes a frozen parameter. Given at the write and at a save.
  * - A checkpoint was saved between the micro-batches of an update.
- * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 have other
- *   bits (AMX, AMX_F16, any other set of a CPU): training goes on with another rounding. */
+ * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 round
+ *   differently (AMX, AMX_F16, any other set of a CPU). */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
 /* Reports an error from your own operator. Keeps the first error, formats like printf, returns
@@ -431,7 +434,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * window. The first write in a window keeps the old bytes, in memory that the buffer takes then and
  * keeps. The update restores the buffers, on the device and without a wait of the host, if it has
  * skipped any optimizer's step, or if its scaler has found Inf or NaN: where mixp_scaler_verdict
- * says MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a window of its own.
+ * says MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a separate window.
  *
  * A write after the update stays: a teacher that follows the weights, for example. Two scalers may
  * update in one step: if either skips, a buffer gets the bytes from before the step, or, if the

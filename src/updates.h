@@ -223,7 +223,7 @@ MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double
     if (!(*sd > 0.0)) *sd = 1.17549435e-38;
 }
 
-/* Compares a value with its window. s keeps the value with the highest z. */
+/* Compares a value with its history. s keeps the value with the highest z. */
 MIXPREC_HD void mixpi_spike_judge(const mixp_step_plan *plan, mixp_spike_state *s,
                                   int kind, double value) {
     const int64_t window = plan->spike.window;

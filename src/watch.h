@@ -127,7 +127,7 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Pins the sites whose name, or its part before ": ", fits the pattern (* matches any characters, ?
  * matches one; the pattern is copied). MIXP_F32: the sites store f32. MIXP_F16 or MIXP_BF16: the
  * sites store the dtype of autocast and never fall back. MIXP_DTYPE_COUNT: removes the pin. A
- * recipe quantises no pinned linear. The newest pattern that fits wins. A pattern given again
+ * recipe quantises no pinned linear. The last pattern that fits wins. A pattern given again
  * replaces its old entry, "*" replaces all entries, and at most 64 are kept. Call it before or
  * during training, with the guard on or off.
  *
@@ -178,7 +178,7 @@ typedef struct mixp_event {
                                    because of it */
 } mixp_event;
 
-/* Reads event i of those still kept (the newest 1024), oldest first. Returns 1, or 0 past the last.
+/* Reads event i of those still kept (the latest 1024), oldest first. Returns 1, or 0 past the last.
  * Like all functions that read the guard's state, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
 
@@ -199,13 +199,13 @@ typedef struct mixp_site_info {
     int         operands;       /* bits of a linear's operands that a recipe no longer quantises: 1
                                    x, 2 w, 4 dy */
     int64_t     samples;        /* number of samples */
-    mixp_look   value, grad;    /* looks of the newest sample at the stored values, and
+    mixp_look   value, grad;    /* looks of the last sample at the stored values, and
                                    at the gradient multiplied by the loss scale           */
-    float       scores;         /* of attention, newest sample: the largest log-sum-exp of a query's
+    float       scores;         /* of attention, last sample: the largest log-sum-exp of a query's
                                    scores, as mixp_attention_scores gives it for each head; 0 if
                                    none is above 0. Otherwise 0 */
-    mixp_block_look blocks[3];  /* of a linear under a recipe, newest sample: of x, w and dy, on
-                                   this rank. All 0 on a device with memory of its own  */
+    mixp_block_look blocks[3];  /* of a linear under a recipe, last sample: of x, w and dy, on
+                                   this rank. All 0 on a device with its own memory     */
 } mixp_site_info;
 
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
@@ -229,7 +229,7 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
 
 /* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
  *
- * Returns 1 if the newest update skipped its step and a retry with the same batch is worthwhile: at
+ * Returns 1 if the last update skipped its step and a retry with the same batch is worthwhile: at
  * the new scale, or with a site fallen back. Allows at most `times` retries in a row, at least 1.
  * The random step stays, so dropout draws the same numbers if the same operators are applied.
  * Returns 0 otherwise: go on. With a guard on, the retry is sampled, and a step whose batch or
