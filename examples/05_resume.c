@@ -26,14 +26,8 @@ static run start(void) {
 static mixp_result save_or_load(run *r, int load) {
     const char *path = "05_resume.safetensors";
     mixp_checkpoint_value step = { "step", MIXP_I64, 1, &r->step };     /* values of your own */
-    mixp_checkpoint all;
-    memset(&all, 0, sizeof all);
-    all.ctx = r->ctx;
-    all.scaler = r->scaler;
-    all.optimizers = &r->opt;
-    all.n_optimizers = 1;
-    all.values = &step;
-    all.n_values = 1;
+    mixp_checkpoint all = { .ctx = r->ctx, .scaler = r->scaler, .optimizers = &r->opt, .n_optimizers = 1,
+                            .values = &step, .n_values = 1 };
     return load ? mixp_checkpoint_load(path, &all) : mixp_checkpoint_save(path, &all);
 }
 

@@ -6,7 +6,6 @@
 #include "mixprec.h"
 #include <math.h>
 #include <stdio.h>
-
 enum { POINTS = 64, WIDTH = 32 };
 static const double pi = 3.14159265358979323846;
 static const int64_t rows[2] = { POINTS, 1 }, two[2] = { 2, 1 };

@@ -7,7 +7,6 @@
 #include "mixprec.h"
 #include <math.h>
 #include <stdio.h>
-
 enum { ROWS = 16, WIDTH = 8, ALL = ROWS * WIDTH };
 static const int64_t shape[2] = { ROWS, WIDTH }, square[2] = { WIDTH, WIDTH };
 static float x[ALL], y[ALL], h32[ALL], h16[ALL];

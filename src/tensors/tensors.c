@@ -425,11 +425,11 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init_normal"));
-    if (mixpi_f64_is_finite(mean) && mixpi_f64_is_finite(std) && std >= 0.0)
-        return mixpi_init(t, 1, mean, std);
-    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-        "mixp_init_normal: mean is %g and std is %g; both must be finite, and std at least 0", mean,
-        std);
+    const int before = mixpi_enter(t->ctx); /* mean and std may be Inf, mean NaN, as in PyTorch */
+    if (std >= 0.0) return mixpi_leave(t->ctx, before, mixpi_init(t, 1, mean, std));
+    return mixpi_leave(t->ctx, before,
+        mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+            "mixp_init_normal: std is %g; it must be at least 0", std));
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {

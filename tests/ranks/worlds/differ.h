@@ -33,7 +33,7 @@ static void refused_at_the_start(void) {
 static void refused_later(void) {
     differs(ODD_RATE, 2, MIXP_ERR_RANKS, "ranks differ: the learning rate is 0.01 on rank 0 and 0.02 on rank 1; "
             "the step was skipped", "");
-    differs(ODD_FAILS, 2, MIXP_ERR_RANKS, "mixp_backward: the loss must be one element", "");
+    differs(ODD_FAILS, 2, MIXP_ERR_RANKS, "scaler_scale: input 0 is NULL", "");
     differs(ODD_LEAVES_EARLY, 2, MIXP_ERR_RANKS, "rank 0 of 2, the sum of a table: rank 1 is gone", "");
 }
 
