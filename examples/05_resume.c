@@ -5,7 +5,6 @@
 #include "mixprec.h"
 #include <stdio.h>
 #include <string.h>
-
 enum { WIDE = 16 };
 typedef struct run {
     mixp_context *ctx; mixp_tensor *w; mixp_optimizer *opt; mixp_scaler *scaler; int64_t step;
@@ -53,8 +52,7 @@ int main(void) {
     int bad = save_or_load(&first, 0) || save_or_load(&second, 1);      /* another process, as a rule */
     train(&second, 20);
     int same = memcmp(whole.w->data, second.w->data, WIDE * WIDE * sizeof(float)) == 0;
-    printf("resumed at step 10, at step %d the same bits: %s\n", (int)second.step,
-           same && !bad ? "yes" : "no");
+    printf("resumed at step 10, at step %d the same bits: %s\n", (int)second.step, same && !bad ? "yes" : "no");
     mixp_context_free(whole.ctx);
     mixp_context_free(first.ctx);
     mixp_context_free(second.ctx);
