@@ -214,7 +214,7 @@ static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
     return own;
 }
 
-/* Warns of a frozen parameter in which each rank keeps numbers of its own: the file has one copy. */
+/* Warns of a frozen parameter whose numbers differ between ranks: the file has one copy. */
 static void mixpi_warn_of_one_copy(mixp_context *ctx) {
     if (!ctx->buffers.unbuffered) return;
     mixpi_warn(ctx,

@@ -26,8 +26,14 @@ check 'no private function'                      sh -c "! grep -E '^[^({]*mixpi_
 declared() { sed -n 's/^[^({]*[ *]\(mixp_[a-z0-9_]*\)(.*/\1/p' "$cdef" | grep -v '^typedef' | LC_ALL=C sort -u; }
 # Each public function of the header: one that its text calls MIXPREC_API or MIXPREC_HD. mixp_cuda is the companion's.
 in_header() {
-    awk '/^ \*  Stop here if you only need the API/ { exit } { print }' mixprec.h | tr '\n' ' ' |
-        grep -oE '(MIXPREC_API|MIXPREC_HD)[^({;]*[ *]mixp_[a-z0-9_]*\(' | sed 's/.*[ *]\(mixp_[a-z0-9_]*\)($/\1/' | LC_ALL=C sort -u
+    awk '/^ \*  Stop here if you only need the API/ { exit } { print }' mixprec.h >"$tmp/public"
+    {
+        tr '\n' ' ' <"$tmp/public" | grep -oE '(MIXPREC_API|MIXPREC_HD)[^({;]*[ *]mixp_[a-z0-9_]*\(' |
+            sed 's/.*[ *]\(mixp_[a-z0-9_]*\)($/\1/'
+        for type in $(sed -n 's/^MIXPI_TYPED(\([a-z0-9]*\),.*/\1/p' "$tmp/public"); do
+            grep -oE 'mixp_[a-z_]*##type' "$tmp/public" | sed "s/##type/$type/"
+        done
+    } | LC_ALL=C sort -u
 }
 complete() { in_header >"$tmp/in_header"; declared | grep -vx mixp_cuda >"$tmp/declared"; [ -s "$tmp/declared" ] && diff "$tmp/in_header" "$tmp/declared"; }
 check 'all of the header, and nothing else'      complete
