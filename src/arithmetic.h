@@ -399,7 +399,7 @@ typedef struct mixp_step_plan {
     mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
     int32_t       cautious;     /* 1: weight decay only where it agrees with the update    */
-    int32_t       small_states; /* 1: some states of the table take fewer bytes than f32   */
+    int32_t       small_states; /* 1: some states of the table have fewer bytes than f32   */
     uint64_t      seed;         /* seed of the random numbers that round states            */
     /* 53-bit hashes that all ranks must agree on. */
     uint64_t      graded;       /* hash of which parameters have gradients                 */

@@ -47,7 +47,7 @@ typedef struct mixp_autocast {
     int        level;           /* 0..3; the block form uses the context's level, initially 1 */
     const mixp_recipe *recipe;  /* copied; NULL = none. The block form uses the context's recipe,
                                    initially none; see mixp_autocast_set_recipe. Under the rules of
-                                   mixp_autocast_set_recipes, mixp_autocast_current gives a recipe
+                                   mixp_autocast_set_recipes, mixp_autocast_current has a recipe
                                    of kind NONE that stands for the rules                    */
 } mixp_autocast;
 
@@ -90,9 +90,9 @@ typedef struct mixp_recipe_rule {
     const mixp_recipe *recipe;  /* NULL or kind MIXP_RECIPE_NONE: bf16 products            */
 } mixp_recipe_rule;
 
-/* Like mixp_autocast_set_recipe, with a recipe for each weight. A linear takes the recipe of the
+/* Like mixp_autocast_set_recipe, with a recipe for each weight. A linear uses the recipe of the
  * first of the n rules whose pattern fits the name of its weight; if no rule fits, it multiplies in
- * bf16, as attention does always. A weight that is the result of an operator has no name: only a
+ * bf16, as attention always does. A weight that is the result of an operator has no name: only a
  * pattern such as "*" fits it. Patterns and recipes are copied. Call the function after the
  * parameters are made, outside of regions. It replaces the recipe of mixp_autocast_set_recipe,
  * which in turn replaces the rules; n = 0 removes them. The first and the last layer and the

@@ -54,21 +54,21 @@ typedef struct mixp_checkpoint {
      * Loading ignores them: read them with mixp_safetensors_metadata. NULL = none */
     const char *const    (*metadata)[2];
     int                    n_metadata;
-    int                    only_trained;   /* 1: only the parameters that an optimizer trains, as of
-                                              LoRA. Both for saving and for loading: the frozen
-                                              ones are then the program's                  */
+    int                    only_trained;   /* 1: only what an optimizer trains, such as
+                                              LoRA, in saving and in loading: the program must
+                                              restore the frozen ones                      */
     /* For a load, 1: parameters may have been added or removed since the save, in any optimizer of
      * the same kind and groups. An added one keeps its value and its fresh states, and its bias
-     * correction begins anew; a removed one is dropped. Parameters that stayed resume bit for bit.
-     * All else stays an error, also another shape. tell, unless it is NULL, is called after the
-     * load for each weight and each state of a parameter by its name in the file:
+     * correction restarts; a removed one is dropped. The other parameters resume bit for bit. Any
+     * other difference is an error, also another shape. tell, unless it is NULL, is called after
+     * the load for each weight and each state of a parameter by its name in the file:
      * MIXP_WEIGHT_LOADED, _MISSING (added) or _EXTRA (removed) */
     int                    partial;
     void                 (*tell)(void *user, const char *name, mixp_weight_fate fate);
     /* With path NULL, a save calls write_bytes, and a load calls read_bytes, in order and in
      * pieces, so that engines, archives and sockets can hold a checkpoint. They return 0 for all n
-     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
-     * reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
+     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save does not undo its writes. A
+     * load reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
      * mixprec. NULL = files only */
     int                  (*write_bytes)(void *user, const void *bytes, size_t n);
     int                  (*read_bytes)(void *user, void *bytes, size_t n);
@@ -187,7 +187,7 @@ typedef struct mixp_st_entry {
  *
  * MIXP_ERR_ARGUMENT: a name is NULL, used twice, not UTF-8 or "__metadata__"; a metadata key is
  * used twice; or bytes do not match the shape. MIXP_ERR_DTYPE: a dtype that the format lacks.
- * mixprec's F6 and F4 take one byte an element and the format's are packed: write them as U8. */
+ * mixprec's F6 and F4 have one byte per element, the format's are packed: write them as U8. */
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
                                                const mixp_st_entry *entries, int64_t n,
                                                const char *const (*metadata)[2],

@@ -231,8 +231,8 @@ MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
 }
 
 /* The result of one look at an array; counts are of elements. An array already stored in `low` does
- * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
- * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
+ * not show how many elements were flushed to zero. `least` helps to estimate this: where the
+ * density is flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
 typedef struct mixp_look {
     float   largest;            /* largest finite magnitude; 0 without a finite element */
     int32_t nan;                /* 1: an element is NaN */
@@ -517,8 +517,8 @@ typedef enum mixp_random_kind {
 
 /* y = n random numbers; those of element i come from mixp_random_u32(seed, step, tensor, i), for
  * NORMAL from elements 2i and 2i + 1. z of UNIFORM is a multiple of 2^-24 for f32, 2^-11 for f16
- * and 2^-8 for bf16, so that rounding gives no 1. MIXP_ERR_ARGUMENT: y accumulates, or an unknown
- * kind, or a probability outside [0, 1]. */
+ * and 2^-8 for bf16, so that rounding does not yield 1. MIXP_ERR_ARGUMENT: y accumulates, or an
+ * unknown kind, or a probability outside [0, 1]. */
 typedef struct mixp_random_args {
     mixp_random_kind kind;
     int64_t  n;

@@ -7,7 +7,7 @@
  * safe from any thread. Arrays are converted by kernels: see mixp_convert.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
- * Overflow gives Inf, or NaN in a format without Inf. The _sat functions give the largest
+ * Overflow becomes Inf, or NaN in a format without Inf. The _sat functions give the largest
  * finite value instead, also for Inf. NaN stays NaN: quiet, with its sign, and with the top
  * bits of its payload if the format has room. Widening is exact; bf16 keeps all its bits.
  */
@@ -449,7 +449,7 @@ MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tenso
     return mixp_random_at(mixp_random_key(seed, step, tensor), element);
 }
 
-/* How values are narrowed. Zeroed: to nearest even; overflow gives Inf, or NaN in a format without
+/* How values are narrowed. Zeroed: to nearest even; overflow is Inf, or NaN in a format without
  * Inf. */
 typedef struct mixp_rounding {
     int      saturate;          /* 1: finite overflow and Inf become the largest value; a copy, and

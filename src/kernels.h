@@ -44,8 +44,8 @@ MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
  * like -march=native leave lesser sets out), when the system refuses it, or when it computes a
- * small test product wrong. The device's name says which set is in use. All sets give the same
- * bits wherever this file promises bits. AMX asks Linux to permit tiles to the process. */
+ * small test product wrong. The device's name says which set is in use. Wherever this file promises
+ * the same bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 #endif
 
@@ -61,7 +61,7 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
     mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
-/* mixp_convert_rounded on a device from mixp_cpu_with; NULL = the best. All give the same bits. */
+/* mixp_convert_rounded on a device from mixp_cpu_with; NULL = the best. All are bit-identical. */
 MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
                                           mixp_dtype to, const void *src, mixp_dtype from,
                                           int64_t n, const mixp_rounding *rounding);
@@ -97,9 +97,9 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels widen as they
  * load, compute in f32, and round once as they store. `accumulate` 1 adds to the output; 0
  * overwrites the output, which may be uninitialised or hold NaN. An output may alias an input
- * only where the comment says so. The same inputs give the same bits at any number of threads.
+ * only where the comment says so. Results are bit-identical at any number of threads.
  */
-/* An input array and an output array. Each kernel takes one struct made of them; the comment of
+/* An input array and an output array. Each kernel gets one struct made of them; the comment of
  * that struct is the kernel's contract. data may be NULL (the array is absent) where the struct's
  * comment allows it. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
@@ -234,7 +234,7 @@ typedef enum mixp_loss_kind {
 /* Constants of the functions above, the same on every device. The tanh form of gelu is
  * x sigmoid(2u) with 2u = x (GELU_LINEAR + GELU_CUBIC x^2), that is 2 sqrt(2/pi) (x + 0.044715
  * x^3), and (2u)' = GELU_LINEAR + GELU_SLOPE x^2. Beyond the bounds gelu and silu are flat or equal
- * x; their slopes are evaluated at the bound, so Inf gives no NaN. */
+ * x; their slopes are evaluated at the bound, so Inf does not become NaN. */
 #define MIXPI_GELU_LINEAR   1.59576912f
 #define MIXPI_GELU_CUBIC    0.0713548163f
 #define MIXPI_GELU_SLOPE    0.214064449f
@@ -254,7 +254,7 @@ typedef enum mixp_loss_kind {
  * (+)= means: as the output's `accumulate` says. A plain = means: accumulate must be 0, otherwise
  * MIXP_ERR_ARGUMENT. */
 
-/* y = softmax (or its log) of each row of a[rows, cols]. A row that is all -Inf gives NaN, as in
+/* y = softmax (or its log) of each row of a[rows, cols]. A row of only -Inf becomes NaN, as in
  * PyTorch. y may be a. */
 typedef struct mixp_softmax_args {
     int64_t  rows, cols;
@@ -308,7 +308,7 @@ typedef struct mixp_norm_backward_args {
  * to the result of that index, reports the error in the next call that waits or peeks (at the
  * latest with the verdict of the next step), and applies no step until then. */
 /* Bags: y[bag] is the sum, the mean or the maximum of the rows that the ids of the bag name, summed
- * in f32 in the order of the ids, and rounded once; an empty bag gives 0. Bag i has the ids from
+ * in f32 in the order of the ids, and rounded once; an empty bag is 0. Bag i has the ids from
  * offsets[i] to offsets[i + 1], the last bag those to `rows`; without offsets each bag has `width`
  * ids. Offsets begin with 0, do not fall and do not exceed `rows`; others are treated as ids out of
  * range are. */
@@ -456,7 +456,7 @@ MIXPREC_HD float mixpi_gemm_alpha(const mixp_gemm_args *g)
 /* A product fused with a second operation, where the vendor's library can fuse the two. Where it
  * cannot, two kernels run one after the other.
  *
- * ROW_SUMS: c = the result of gemm; sums[m] (+)= the sums of op(a)'s rows. It gives the gradients
+ * ROW_SUMS: c = the result of gemm; sums[m] (+)= the sums of op(a)'s rows. These are the gradients
  * of a weight and of its bias. a is dense.
  * GELU: before = the result of gemm; c = its GELU (tanh form). c and before have the same dtype,
  * are dense and do not accumulate. c may be computed from the unrounded values of before.

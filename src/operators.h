@@ -97,8 +97,8 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
                                   mixp_tensor *down_bias);
 /* LOW. y = op(a) op(b) on the last two dimensions; op transposes if trans_a or trans_b is 1.
  * Leading dimensions broadcast as in NumPy: equal, 1, or absent. A vector a is one row, a vector b
- * is one column. Vectors are never transposed, and the result lacks their dimension: two vectors
- * give a scalar. */
+ * is one column. Vectors are never transposed, and the result lacks their dimension: for two
+ * vectors it is a scalar. */
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
                                      int trans_a, int trans_b);
 /* LOW. Multi-head attention of packed qkv[b, t, 3*c]. Each of q, k, v is split into `heads` heads
@@ -120,7 +120,7 @@ typedef struct mixp_attention_desc {
     int          kv_heads;      /* heads of k and v, each shared by heads / kv_heads heads of q
                                    (grouped; 1: multi-query). 0 = heads                    */
     int          causal;        /* 1: query i sees keys 0 .. i + past                      */
-    int64_t      past;          /* number of keys before the key of the first query. 0 gives
+    int64_t      past;          /* number of keys before the key of the first query. 0 is
                                    PyTorch's is_causal, also when t and keys differ        */
     float        scale;         /* 0 = 1/sqrt(d)                                           */
     float        softcap;       /* scores become softcap * tanh(score / softcap); 0 = off  */
@@ -140,14 +140,14 @@ typedef struct mixp_attention_desc {
  * kv_heads)*d].
  *
  * Fused: no array of t x keys scores is stored. Blocks that are hidden completely by lengths, or on
- * a CPU by a mask, are not computed. Separate and packed inputs give the same bits. Autocast casts
+ * a CPU by a mask, are not computed. Separate and packed inputs are bit-identical. Autocast casts
  * a mask as PyTorch does. A mask gets no gradient: a mask that requires one is MIXP_ERR_ARGUMENT.
  * Dropout depends only on the seed, the step, the place of the call in the step, and the element:
  * the same on every device.
  *
- * A query that sees no key (a mask row of -Inf, a length of 0) gives a result of 0 and gradients of
- * 0, as in PyTorch's scaled_dot_product_attention since 2.5. PyTorch's softmax gives NaN there, and
- * so does its MultiheadAttention when it returns weights.
+ * A query that sees no key (a mask row of -Inf, a length of 0) has a result of 0 and gradients of
+ * 0, as in PyTorch's scaled_dot_product_attention since 2.5. PyTorch's softmax is NaN there, and so
+ * is its MultiheadAttention when it returns weights.
  *
  * A mask of finite numbers hides only by their size. If -1e9 or less covers all keys of a query,
  * the result is the mean of v. The gradients for q, k and v are then too large by a factor of the
@@ -155,7 +155,7 @@ typedef struct mixp_attention_desc {
  * number of keys (beside 1e4, f32 rounds that logarithm by up to 5e-4). If such a query counts in
  * the loss, hide its keys with -Inf.
  *
- * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: inputs do not match (the message gives their names and shapes),
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: inputs do not match (the message has their names and shapes),
  * or on a GPU heads are wider than 256. MIXP_ERR_ARGUMENT: a field is out of range, or a length is
  * outside [0, keys] (a GPU reports the length later, like an id of mixp_embedding). */
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
@@ -213,7 +213,7 @@ MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
  * bound, or, as in PyTorch, a finite bound that becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
-/* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 gives Inf. */
+/* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 becomes Inf. */
 MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
 /* cap tanh(x / cap), cap > 0: for logits (Gemma 2, 2024). */
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
@@ -290,8 +290,8 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
- * (PyTorch's default: 1). One value with correction 1 gives NaN. An offset that all values share
- * costs no digits. Several operators run, in f32, and the result is rounded once. */
+ * (PyTorch's default: 1). For one value with correction 1 it is NaN. An offset that all values
+ * share costs no digits. Several operators run, in f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 /* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
@@ -302,7 +302,7 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
 /* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
- * without a gradient. Orders Inf and -Inf give the largest and the smallest |x|, with the gradient
+ * without a gradient. Orders Inf and -Inf are the largest and the smallest |x|, with the gradient
  * of mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
  * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. MIXP_ERR_SHAPE: 0 elements, and the order is
  * negative or Inf. */
@@ -355,7 +355,7 @@ MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *t
 /* KEEP. y[bags, c]: the sum, the mean or the maximum of the rows of table[vocab, c] that the ids of
  * each bag name, as PyTorch's nn.EmbeddingBag: sparse inputs, without the memory of a row for each
  * id. ids (i32) is [bags, width]; or [n] with offsets[bags] (i32), the first id of each bag. Sums
- * are f32 in the order of the ids, rounded once. An empty bag gives 0.
+ * are f32 in the order of the ids, rounded once. An empty bag is 0.
  *
  * weights: NULL, or a factor for each id, with the shape of ids; only of a sum. padding: an id that
  * does not count, also not in a mean, and whose row gets no gradient; negative counts from the end.
@@ -421,8 +421,8 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
  * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. For
  * a dim that is not the last, the function makes two transposed copies. On a GPU, sort of rows of
- * more than 2048 elements, and topk of them with k above 1024, take 16 bytes of scratch memory an
- * element. */
+ * more than 2048 elements, and topk of them with k above 1024, need 16 bytes of scratch memory
+ * per element. */
 MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
                                    int largest, mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
@@ -450,14 +450,14 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
                                       int training);
 
 /* Tensors of this step, without a gradient. full: each element is value; any dtype. uniform: in
- * [low, high), where rounding may give high unless low is 0 and high 1. normal: mean and standard
+ * [low, high), where rounding may return high unless low is 0 and high 1. normal: mean and standard
  * deviation. bernoulli: 1 with probability p, else 0; dtype u8 makes a mask. All other dtypes are
  * f32, f16 or bf16. Random numbers come from the context's seed, the step and the number of calls
  * of the step that drew before: these, dropout, and attention with dropout. They are the same on
  * every device, in every run, and at every level and in every dtype of autocast; new in each step,
  * replay and rank.
  *
- * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p
+ * MIXP_ERR_ARGUMENT: a number is not finite (full accepts Inf and NaN), low > high, std < 0, p
  * outside [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. Numbers
  * of normal beyond that range become Inf, as PyTorch's do: an f16 tensor of mean 1e6 is all Inf. */
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
@@ -487,9 +487,9 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
  * backward pass, 6 * chunk * vocab bytes. chunk 0 = an eighth of the rows, or the rows of 2^22
  * values if that is more. The loss and its gradients are closer to those of f32 than mixp_linear
  * and mixp_cross_entropy are under autocast, because the logits are not rounded; with f32 inputs
- * the loss has the bits of the two operators. The gradient of the logits is rounded to x's dtype
- * once, and w's gradient sums the rows in another order than mixp_linear. Result: f32 scalar.
- * MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in mixp_cross_entropy. */
+ * the loss is bit-identical to that of the two operators. The gradient of the logits is rounded to
+ * x's dtype once, and w's gradient sums the rows in another order than mixp_linear. Result: f32
+ * scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in mixp_cross_entropy. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
                                                    mixp_tensor *w, mixp_tensor *targets,
                                                    int32_t ignore, int64_t chunk);
@@ -500,7 +500,7 @@ MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
 /* l1: |d| with d = x - target, slope 0 at 0. huber: d^2 / 2 if |d| < delta, otherwise delta (|d| -
- * delta / 2); delta > 0. smooth_l1: huber with bound beta, divided by beta; beta 0 gives l1. */
+ * delta / 2); delta > 0. smooth_l1: huber with bound beta, divided by beta; beta 0 is l1. */
 MIXPREC_API mixp_tensor *mixp_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
                                         mixp_tensor *target, float beta);
@@ -602,7 +602,7 @@ typedef struct mixp_loss_desc {
  *
  * Targets of cross_entropy may be probabilities of x's shape (distillation, mixup): f32, f16 or
  * bf16, with a gradient. Class weights, smoothing and the reductions then are PyTorch's; the mean
- * is over the rows. Several operators run, in f32, and take memory for three arrays of x's shape.
+ * is over the rows. Several operators run, in f32, and need memory for three arrays of x's shape.
  * Also made of several operators, in f32: weight of bce and bce_with_logits, pos_weight, and
  * gradients of the targets of kl_div, bce and bce_with_logits.
  *

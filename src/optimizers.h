@@ -152,13 +152,13 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the gradient in
  * between.
  *
- * f64: a view of f64 trains as f32 does, with the bits of an f32 program if all values are f32. A
+ * f64: a view of f64 trains as f32 does, bit-identical to an f32 program if all values are f32. A
  * step reads weight and gradient rounded to f32, and writes the new f32 value. So the weight is its
  * own master, and states are f32. A gradient beyond f32 counts as Inf.
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
- * parameter, where masters are stored beside bf16; or f64 without a gradient of your own, or with
+ * parameter, where masters are stored beside bf16; or f64 without your own gradient, or with
  * ranks. MIXP_ERR_SHAPE: not a matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
@@ -222,8 +222,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
  * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
  * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
  *
- * With sharded states, each rank averages what it updates, with the bits of one rank, but has
- * memory for all averages. All ranks make this call.
+ * With sharded states, each rank averages the weights that it updates, bit-identical to one rank,
+ * but has memory for all averages. All ranks make this call.
  *
  * MIXP_ERR_ARGUMENT: decay is not in [0, 1); opt has no parameter, or a frozen one. MIXP_ERR_ORDER:
  * during a capture, or while the averages are swapped in. MIXP_ERR_MEMORY. On an error nothing

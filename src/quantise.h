@@ -53,7 +53,7 @@ typedef enum mixp_4over6 {
  * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. Inf stays Inf; for E4M3 the whole
  * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped (see
  * recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN
- * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds
+ * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros stays zero. bf16 holds
  * each y exactly unless |y| is below 2^-126, or 2^128 and above.
  *
  * Equal inputs give bit-identical results on every instruction set and at any number of threads. */

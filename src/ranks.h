@@ -4,9 +4,9 @@
  *
  * Many machines. mixprec decides which data ranks exchange, and when. You supply the transport:
  * MPI, NCCL or shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process
- * with its own context. All ranks make the same calls in the same order. Each rank gives
- * mixp_backward its share of the batch. The gradients are then the gradients of the whole batch,
- * and all ranks take or skip the same step with the same scale.
+ * with its own context. All ranks make the same calls in the same order. Each rank calls
+ * mixp_backward with its share of the batch. The gradients are then those of the complete batch,
+ * and all ranks apply or skip the same step with the same scale.
  *
  * A hook works in place on `count` elements of device memory. On a GPU the hook works in the order
  * of `stream`. On a CPU stream is NULL, and the hook finishes before it returns. The hook gives up
@@ -27,9 +27,9 @@ typedef enum mixp_ranks_mean {
 struct mixp_ranks_desc {
     int             rank, size; /* rank of this process, from 0; number of ranks, at least 1 */
     mixp_ranks_hook sum;        /* sums over all ranks, same bits on each. If it adds in the order
-                                   of ranks, N ranks give the bits of one rank with N parts */
+                                   of ranks, N ranks are bit-identical to one with N parts */
     mixp_ranks_hook max;        /* maximum over all ranks. NULL = none: mixp_ranks_max fails */
-    mixp_ranks_hook all_gather; /* each rank gives count elements, at data + rank * count; all ranks
+    mixp_ranks_hook all_gather; /* each rank sends count elements, at data + rank * count; all ranks
                                    get all elements. NULL = none                           */
     mixp_ranks_hook grad_ready; /* a range of gradients is final: begins its sum while backward
                                    continues; grad_wait ends it. NULL = call `sum` at once */
@@ -143,7 +143,7 @@ struct mixp_ranks_desc {
  * not NULL as without ranks. Momentum and weight decay then move the parameter. (PyTorch's DDP
  * refuses such a step; with find_unused_parameters it does not change parameters that no rank has
  * used.) To prevent that, freeze the parameter for the step on all ranks with
- * mixp_tensor_set_requires_grad(t, 0). Or give the parameter its own optimizer, and step that
+ * mixp_tensor_set_requires_grad(t, 0). Or use a separate optimizer for it, and step that
  * optimizer only when the parameter was used. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 

@@ -31,11 +31,11 @@
  *     }
  *
  * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. A linear whose sizes do
- * not fit stays bf16; one warning names the first such linear. mixp_autocast_set_recipes gives each
- * weight a recipe by its name, as models do that have some layers in fp4 and others in fp8. To see
- * how many linears were quantised, call mixp_autocast_recipe_counts. With a guard, an operand that
- * the format cannot hold (outlier channels) falls back to bf16, with an event; see FALLBACK below.
- * Without a guard nothing is measured.
+ * not fit stays bf16; one warning names the first such linear. mixp_autocast_set_recipes sets a
+ * recipe for each weight by its name, as models do that have some layers in fp4 and others in fp8.
+ * To see how many linears were quantised, call mixp_autocast_recipe_counts. With a guard, an
+ * operand that the format cannot hold (outlier channels) falls back to bf16, with an event; see
+ * FALLBACK below. Without a guard nothing is measured.
  *
  *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
  *     mean relative error  e4m3      0.023            0.94
@@ -132,8 +132,8 @@ typedef struct mixp_recipe {
  * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a
  * row has the same bits in every batch whose number of rows is a multiple of 16. The product of x
  * and w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the
- * factors and the bias follow, and the result is rounded once. The f32 product takes 4 bytes an
- * element of the result while it runs. Source: TransformerEngine, NVFP4BlockScaling,
+ * factors and the bias follow, and the result is rounded once. The f32 product needs 4 bytes
+ * per element of the result while it runs. Source: TransformerEngine, NVFP4BlockScaling,
  * row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
@@ -146,9 +146,9 @@ typedef struct mixp_recipe {
 /* CODES. For the gradient of a weight, the tape keeps the input x of each linear until backward.
  * With codes = 1 a linear keeps x as the codes of its quantised values: 1 byte for each element
  * (FP8_CURRENT, FP8_DELAYED), 1 + 1/128 (FP8_BLOCK), 1 + 1/32 (MXFP8), or 4.5 bits (NVFP4). Then
- * mixp_linear frees x, whose elements take 2 bytes, or 6 if autocast has cast x from f32. Backward
- * turns the codes into bf16 values, for one linear at a time. Gradients have the bits that they
- * have without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
+ * mixp_linear frees x, whose elements have 2 bytes, or 6 if autocast has cast x from f32. Backward
+ * turns the codes into bf16 values, for one linear at a time. Gradients are bit-identical to those
+ * without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
  * backward. FP8_DELAYED with an update between forward and backward, as where two optimizers take
  * turns: codes keep forward's scale of x; without codes backward quantises x by the scale after
  * the update.

@@ -104,7 +104,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
 /* Returns loss * scale, in f32 if loss is low; recorded for backward. Returns loss itself if the
  * scaler is disabled. The gradients stay scaled until mixp_scaler_unscale. MIXP_ERR_ORDER later:
  * clipping scaled gradients or stepping them without the scaler; stepping gradients of an unscaled
- * loss with the scaler (MIXP_RULE_STATIC may do so, and takes them unchanged). */
+ * loss with the scaler (MIXP_RULE_STATIC may do so, and uses them unchanged). */
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
 /* Returns mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_cross_entropy(ctx, logits, targets,
  * ignore), share)), bit for bit. Sets *loss to the value before the scaler's scale, for you to read

@@ -31,7 +31,7 @@
  * mixp_retry: the repeat would step both networks, also the one that was not skipped. A checkpoint
  * stores one scaler; see mixp_checkpoint for the second.
  *
- * One step for both networks runs the generator once: give mixp_detach(ctx, fake) to the
+ * One step for both networks runs the generator once: pass mixp_detach(ctx, fake) to the
  * discriminator's loss, and compute the generator's loss from fake after mixp_scaler_step of d. The
  * step then keeps the activations of both networks. All these forms are bit-identical if no step
  * overflows and no operator draws random numbers.

@@ -37,10 +37,10 @@ MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
  * names the tensor, the operator and the writer. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
-/* The derivative of y along a direction, in forward mode, as torch.func.jvp gives it: the sum over
+/* The derivative of y along a direction, in forward mode, as by torch.func.jvp: the sum over
  * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real. NULL
  * means ones: for x[rows, 1] the result is the derivative of each row of y by its own row of x. If
- * x has several columns, NULL gives the sum of all partial derivatives; for one of them pass a
+ * x has several columns, NULL means the sum of all partial derivatives; for one of them pass a
  * tangent with 1 in its column and 0 elsewhere. y was made from x in this step. If x is an input,
  * call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x. The result is 0 if y
  * does not depend on x, as where y is a derivative that is constant. Results under MIXP_NO_GRAD and
@@ -61,7 +61,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *
  * The norm of a gradient as part of a loss (PyTorch's create_graph=True): with a parameter as x,
  * and its gradient divided by the norm of all gradients as tangent, the results for all parameters
- * add up to that norm, and mixp_backward gives its exact gradients: examples/amp/penalty.c.
+ * add up to that norm, and mixp_backward makes its exact gradients: examples/amp/penalty.c.
  *
  * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
  * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
@@ -70,7 +70,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * var, std, vector_norm, logsumexp, split, topk and sort. Not supported: layer_norm, rms_norm,
  * attention, rope, other losses, max (use mixp_topk with k = 1), prod, dropout (use mixp_bernoulli
  * and mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator that mixp_jvp
- * applies rounds. Under a recipe, products of tangents are bf16 products. The call takes up to
+ * applies rounds. Under a recipe, products of tangents are bf16 products. The call needs up to
  * three times the time of the forward pass from x to y. Bits, threads and lifetime are those of the
  * operators.
  *

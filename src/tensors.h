@@ -153,7 +153,7 @@ typedef struct mixp_context_desc {
  * one warning names the first, and mixp_context_gemm_count counts both kinds. The operands have the
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
  * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
- * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
+ * bf16 keeps, becomes NaN. Codes and scales need scratch memory: about 1 byte for each element of
  * both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the codes took
  * longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16. Since that
  * measurement the GPU's own conversion makes the codes, with a sixth of the instructions; the new
@@ -197,7 +197,7 @@ enum {
  * runs in the calling thread, with the same bits.
  *
  * fork: a child starts its own threads. OpenMP's threads may hang in a child once the parent has
- * used them: fork before the first step, or give the child's context threads 1.
+ * used them: fork before the first step, or set threads 1 for the child's context.
  *
  * pthread_cancel: do not cancel a thread during a call of mixprec. Locks of the context's threads
  * and the temporary file of a save would stay behind. Ask the thread to stop between steps.
@@ -205,8 +205,9 @@ enum {
  * memory: a block, such as a static array, instead of an allocator. On a CPU everything of the
  * context lies in the block, including buffers of checkpoints. mixprec then never calls malloc;
  * libc and OpenMP's threads may (compile without -fopenmp, or set threads 1). To find the size, run
- * once with a large block and read mixp_context_memory(ctx).block. A block that is too small gives
- * MIXP_ERR_MEMORY, or no context. The block is yours again after mixp_context_free.
+ * once with a large block and read mixp_context_memory(ctx).block. If the block is too small, a
+ * call fails with MIXP_ERR_MEMORY, or there is no context. The block is yours again after
+ * mixp_context_free.
  *
  * device_allocator supplies GPU memory, aligned to 256 bytes. It is called with that GPU current.
  * When it gets memory back, no queued work uses this memory any more. Pinned memory always comes
@@ -270,9 +271,9 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
 #endif
     ;
 
-/* Records a whole step as a GPU graph; a replay needs no work of the host. Capture the calls from
- * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all memory. A capture
- * records and does not run.
+/* Records a complete step as a GPU graph; a replay needs no work of the host. Capture the calls
+ * from mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all memory. A
+ * capture records and does not run.
  *
  * A replay first re-reads the host memory that mixp_input and mixp_write were given, then runs the
  * step. Keep that memory, with the next batch in it. Each call has its own memory, so a step may
@@ -280,11 +281,11 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * steps continue as usual, but replays do not detect MIXP_ERR_DIVERGED. A replay ignores later
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
  * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the
- * stream of mixp_context_exec(ctx), which is a different stream during a capture. Call no CUDA
- * function that allocates or waits meanwhile (cudaMalloc, cudaEventSynchronize): it ends the
- * capture. The graph lives until you free it or the context. After a replay you may read the
+ * stream of mixp_context_exec(ctx), which is a different stream during a capture. During a
+ * capture call no CUDA function that allocates or waits (cudaMalloc, cudaEventSynchronize): it ends
+ * the capture. The graph lives until you free it or the context. After a replay you may read the
  * tensors of its step, until the next mixp_step_begin; the capture of a second graph calls it too.
- * With two graphs, copy each loss to a tensor of your own within its step (mixp_copy).
+ * With two graphs, copy each loss to your own tensor within its step (mixp_copy).
  *
  * mixp_capture_end returns NULL on error, also if a call has failed since mixp_capture_begin: the
  * graph would lack the work of that call. The context keeps the first error.
@@ -302,9 +303,9 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
  * capture is in progress. */
 MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph);
 /* 1: a site changed its stored dtype (see WATCH) after the graph was recorded. The graph still
- * replays safely with the old dtypes. To use the new ones, run an ordinary step, which takes what
- * the new dtypes need, and record again. A guard samples no replay: when mixp_guard_due returns 1,
- * run an ordinary step instead. */
+ * replays safely with the old dtypes. To use the new ones, run an ordinary step, which allocates
+ * what the new dtypes need, and record again. A guard samples no replay: when mixp_guard_due
+ * returns 1, run an ordinary step instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* Device memory of a context, in bytes. used: in use now. peak: most ever in use. allocations:
@@ -342,7 +343,7 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  * gemm_measure the first product of a shape times what the library offers (24 at most). It keeps
  * the fastest one that is at least 2 % faster than the first. Two measuring runs may choose
  * differently, so their bits may differ. For the same bits, measure once, save this text, and
- * give it to every later run, every resumed run and all ranks. Shapes in the text are not
+ * pass it to every later run, every resumed run and all ranks. Shapes in the text are not
  * measured again. The flags of desc->epilogues are measured as well: if a product followed by a
  * separate kernel is faster, the text says "none" for the fused form, and the two run
  * separately. Measuring warms the GPU up, waits for it and takes some seconds in the first step.
@@ -588,8 +589,8 @@ MIXPREC_API double mixp_item(const mixp_tensor *t);
 
 /* mixp_fill sets every element to a value. mixp_init_normal and mixp_init_uniform are keyed by
  * (seed, t's id, element): the same values on every device. uniform: in (low, high), then rounded
- * to t's dtype, which may give the rounded low or high. Numbers of normal beyond the range of t's
- * dtype become Inf, as PyTorch's do.
+ * to t's dtype, so that the result may be the rounded low or high. Numbers of normal beyond the
+ * range of t's dtype become Inf, as PyTorch's do.
  *
  * MIXP_ERR_ARGUMENT: a finite value or a bound is beyond the range of t's dtype, low > high, or
  * std < 0. */

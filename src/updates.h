@@ -160,7 +160,7 @@ MIXPREC_HD void mixpi_step_scalars_of(const mixp_step_plan *plan,
     mixpi_update_of(plan->kind, g, lr, t, u);
 }
 
-/* min(1, max_norm / (norm + 1e-6)), as in PyTorch. A NaN norm gives 1. */
+/* min(1, max_norm / (norm + 1e-6)), as in PyTorch. For a NaN norm: 1. */
 MIXPREC_HD double mixpi_clip_coefficient(double norm, double max_norm) {
     double c = max_norm / (norm + 1e-6);
     return c < 1.0 ? c : 1.0;
@@ -177,8 +177,9 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
         s->stats = s->at_unscale;
 }
 
-/* The factor that gives a Muon direction of this norm the norm 1. With the group's f32_states, the
- * iteration is in f32. Otherwise it is in bf16, and the norm is rounded to bf16, as in PyTorch. */
+/* The factor that scales a Muon direction of this norm to the norm 1. With the group's f32_states,
+ * the iteration is in f32. Otherwise it is in bf16, and the norm is rounded to bf16, as in PyTorch.
+ * */
 MIXPREC_HD double mixpi_muon_unit(double norm, const mixp_param_group *g) {
     float held = g->f32_states ? (float)norm
                                : mixp_f32_from_bf16(mixp_bf16_from_f32((float)norm));

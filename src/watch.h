@@ -46,7 +46,7 @@
  * cast are recomputed in f32, in turn; attention is not: its scores and sums are f32 at every
  * level, so f32 would change only the rounding of q and k. How much that rounding matters shows in
  * mixp_site_info.scores; the cure is in the weights (mixp_attention_scores). A site falls back if
- * rounding takes more than `imprecise` of the variation of its values over the batch, with the
+ * rounding removes more than `imprecise` of the variation of its values over the batch, with the
  * means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product is
  * recomputed with f32 weights too, and the mean of its error counts; if it falls back for its
  * precision, it reads f32 weights and inputs from then on. Batches of fewer than 8 rows are not
@@ -84,7 +84,7 @@
  *
  * Memory: about 1.2 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
  * parameter of an optimizer, on the host and on the device. It is allocated when new sites appear,
- * usually in the first step, and never in a captured step. mixp_checkpoint_save takes 36 bytes more
+ * usually in the first step, and never in a captured step. mixp_checkpoint_save needs 36 bytes more
  * for each site.
  */
 
@@ -105,7 +105,7 @@ typedef struct mixp_guard_desc {
                                    that arose in the forward pass, when no site is left to fall
                                    back; 0 = 20, negative = never */
     int     max_sites;          /* 0 = 4096; further sites are not watched, and an event reports
-                                   it. Memory is taken only for sites in use            */
+                                   it. Only sites in use need memory                    */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
@@ -202,7 +202,7 @@ typedef struct mixp_site_info {
     mixp_look   value, grad;    /* looks of the last sample at the stored values, and
                                    at the gradient multiplied by the loss scale           */
     float       scores;         /* of attention, last sample: the largest log-sum-exp of a query's
-                                   scores, as mixp_attention_scores gives it for each head; 0 if
+                                   scores, as mixp_attention_scores returns per head; 0 if
                                    none is above 0. Otherwise 0 */
     mixp_block_look blocks[3];  /* of a linear under a recipe, last sample: of x, w and dy, on
                                    this rank. All 0 on a device with its own memory     */
@@ -278,7 +278,7 @@ typedef struct mixp_observer {
 /* Installs an observer; NULL removes it. There is one observer: *before, unless NULL, receives the
  * observer that it replaces, which you may call from your own and install again later. Needs no
  * guard. Operators that the device would run as one kernel run one by one. That changes no bits of
- * a step, except those of mixp_mlp with MIXP_EPILOGUES_GELU. The first call takes memory for 4096
+ * a step, except those of mixp_mlp with MIXP_EPILOGUES_GELU. The first call reserves room for 4096
  * sites, about 0.6 KB for each site in use, unless a guard has set another limit. Call it between
  * steps.
  *
