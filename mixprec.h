@@ -454,7 +454,7 @@ MIXPREC_API const char *mixp_version(void);
  * safe from any thread. Arrays are converted by kernels: see mixp_convert.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
- * Overflow gives Inf, or NaN in a format without Inf. The _sat functions give the largest
+ * Overflow becomes Inf, or NaN in a format without Inf. The _sat functions give the largest
  * finite value instead, also for Inf. NaN stays NaN: quiet, with its sign, and with the top
  * bits of its payload if the format has room. Widening is exact; bf16 keeps all its bits.
  */
@@ -896,7 +896,7 @@ MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tenso
     return mixp_random_at(mixp_random_key(seed, step, tensor), element);
 }
 
-/* How values are narrowed. Zeroed: to nearest even; overflow gives Inf, or NaN in a format without
+/* How values are narrowed. Zeroed: to nearest even; overflow is Inf, or NaN in a format without
  * Inf. */
 typedef struct mixp_rounding {
     int      saturate;          /* 1: finite overflow and Inf become the largest value; a copy, and
@@ -1307,7 +1307,7 @@ typedef struct mixp_step_plan {
     mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
     int32_t       cautious;     /* 1: weight decay only where it agrees with the update    */
-    int32_t       small_states; /* 1: some states of the table take fewer bytes than f32   */
+    int32_t       small_states; /* 1: some states of the table have fewer bytes than f32   */
     uint64_t      seed;         /* seed of the random numbers that round states            */
     /* 53-bit hashes that all ranks must agree on. */
     uint64_t      graded;       /* hash of which parameters have gradients                 */
@@ -1793,7 +1793,7 @@ MIXPREC_HD void mixpi_step_scalars_of(const mixp_step_plan *plan,
     mixpi_update_of(plan->kind, g, lr, t, u);
 }
 
-/* min(1, max_norm / (norm + 1e-6)), as in PyTorch. A NaN norm gives 1. */
+/* min(1, max_norm / (norm + 1e-6)), as in PyTorch. For a NaN norm: 1. */
 MIXPREC_HD double mixpi_clip_coefficient(double norm, double max_norm) {
     double c = max_norm / (norm + 1e-6);
     return c < 1.0 ? c : 1.0;
@@ -1810,8 +1810,9 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
         s->stats = s->at_unscale;
 }
 
-/* The factor that gives a Muon direction of this norm the norm 1. With the group's f32_states, the
- * iteration is in f32. Otherwise it is in bf16, and the norm is rounded to bf16, as in PyTorch. */
+/* The factor that scales a Muon direction of this norm to the norm 1. With the group's f32_states,
+ * the iteration is in f32. Otherwise it is in bf16, and the norm is rounded to bf16, as in PyTorch.
+ * */
 MIXPREC_HD double mixpi_muon_unit(double norm, const mixp_param_group *g) {
     float held = g->f32_states ? (float)norm
                                : mixp_f32_from_bf16(mixp_bf16_from_f32((float)norm));
@@ -2635,8 +2636,8 @@ MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
  * like -march=native leave lesser sets out), when the system refuses it, or when it computes a
- * small test product wrong. The device's name says which set is in use. All sets give the same
- * bits wherever this file promises bits. AMX asks Linux to permit tiles to the process. */
+ * small test product wrong. The device's name says which set is in use. Wherever this file promises
+ * the same bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 #endif
 
@@ -2652,7 +2653,7 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
     mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
-/* mixp_convert_rounded on a device from mixp_cpu_with; NULL = the best. All give the same bits. */
+/* mixp_convert_rounded on a device from mixp_cpu_with; NULL = the best. All are bit-identical. */
 MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
                                           mixp_dtype to, const void *src, mixp_dtype from,
                                           int64_t n, const mixp_rounding *rounding);
@@ -2688,9 +2689,9 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels widen as they
  * load, compute in f32, and round once as they store. `accumulate` 1 adds to the output; 0
  * overwrites the output, which may be uninitialised or hold NaN. An output may alias an input
- * only where the comment says so. The same inputs give the same bits at any number of threads.
+ * only where the comment says so. Results are bit-identical at any number of threads.
  */
-/* An input array and an output array. Each kernel takes one struct made of them; the comment of
+/* An input array and an output array. Each kernel gets one struct made of them; the comment of
  * that struct is the kernel's contract. data may be NULL (the array is absent) where the struct's
  * comment allows it. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
@@ -2825,7 +2826,7 @@ typedef enum mixp_loss_kind {
 /* Constants of the functions above, the same on every device. The tanh form of gelu is
  * x sigmoid(2u) with 2u = x (GELU_LINEAR + GELU_CUBIC x^2), that is 2 sqrt(2/pi) (x + 0.044715
  * x^3), and (2u)' = GELU_LINEAR + GELU_SLOPE x^2. Beyond the bounds gelu and silu are flat or equal
- * x; their slopes are evaluated at the bound, so Inf gives no NaN. */
+ * x; their slopes are evaluated at the bound, so Inf does not become NaN. */
 #define MIXPI_GELU_LINEAR   1.59576912f
 #define MIXPI_GELU_CUBIC    0.0713548163f
 #define MIXPI_GELU_SLOPE    0.214064449f
@@ -2845,7 +2846,7 @@ typedef enum mixp_loss_kind {
  * (+)= means: as the output's `accumulate` says. A plain = means: accumulate must be 0, otherwise
  * MIXP_ERR_ARGUMENT. */
 
-/* y = softmax (or its log) of each row of a[rows, cols]. A row that is all -Inf gives NaN, as in
+/* y = softmax (or its log) of each row of a[rows, cols]. A row of only -Inf becomes NaN, as in
  * PyTorch. y may be a. */
 typedef struct mixp_softmax_args {
     int64_t  rows, cols;
@@ -2899,7 +2900,7 @@ typedef struct mixp_norm_backward_args {
  * to the result of that index, reports the error in the next call that waits or peeks (at the
  * latest with the verdict of the next step), and applies no step until then. */
 /* Bags: y[bag] is the sum, the mean or the maximum of the rows that the ids of the bag name, summed
- * in f32 in the order of the ids, and rounded once; an empty bag gives 0. Bag i has the ids from
+ * in f32 in the order of the ids, and rounded once; an empty bag is 0. Bag i has the ids from
  * offsets[i] to offsets[i + 1], the last bag those to `rows`; without offsets each bag has `width`
  * ids. Offsets begin with 0, do not fall and do not exceed `rows`; others are treated as ids out of
  * range are. */
@@ -3047,7 +3048,7 @@ MIXPREC_HD float mixpi_gemm_alpha(const mixp_gemm_args *g)
 /* A product fused with a second operation, where the vendor's library can fuse the two. Where it
  * cannot, two kernels run one after the other.
  *
- * ROW_SUMS: c = the result of gemm; sums[m] (+)= the sums of op(a)'s rows. It gives the gradients
+ * ROW_SUMS: c = the result of gemm; sums[m] (+)= the sums of op(a)'s rows. These are the gradients
  * of a weight and of its bias. a is dense.
  * GELU: before = the result of gemm; c = its GELU (tanh form). c and before have the same dtype,
  * are dense and do not accumulate. c may be computed from the unrounded values of before.
@@ -3166,7 +3167,7 @@ typedef enum mixp_4over6 {
  * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. Inf stays Inf; for E4M3 the whole
  * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped (see
  * recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN
- * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds
+ * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros stays zero. bf16 holds
  * each y exactly unless |y| is below 2^-126, or 2^128 and above.
  *
  * Equal inputs give bit-identical results on every instruction set and at any number of threads. */
@@ -3693,8 +3694,8 @@ MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
 }
 
 /* The result of one look at an array; counts are of elements. An array already stored in `low` does
- * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
- * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
+ * not show how many elements were flushed to zero. `least` helps to estimate this: where the
+ * density is flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
 typedef struct mixp_look {
     float   largest;            /* largest finite magnitude; 0 without a finite element */
     int32_t nan;                /* 1: an element is NaN */
@@ -3979,8 +3980,8 @@ typedef enum mixp_random_kind {
 
 /* y = n random numbers; those of element i come from mixp_random_u32(seed, step, tensor, i), for
  * NORMAL from elements 2i and 2i + 1. z of UNIFORM is a multiple of 2^-24 for f32, 2^-11 for f16
- * and 2^-8 for bf16, so that rounding gives no 1. MIXP_ERR_ARGUMENT: y accumulates, or an unknown
- * kind, or a probability outside [0, 1]. */
+ * and 2^-8 for bf16, so that rounding does not yield 1. MIXP_ERR_ARGUMENT: y accumulates, or an
+ * unknown kind, or a probability outside [0, 1]. */
 typedef struct mixp_random_args {
     mixp_random_kind kind;
     int64_t  n;
@@ -4339,7 +4340,7 @@ typedef struct mixp_context_desc {
  * one warning names the first, and mixp_context_gemm_count counts both kinds. The operands have the
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
  * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
- * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
+ * bf16 keeps, becomes NaN. Codes and scales need scratch memory: about 1 byte for each element of
  * both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the codes took
  * longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16. Since that
  * measurement the GPU's own conversion makes the codes, with a sixth of the instructions; the new
@@ -4383,7 +4384,7 @@ enum {
  * runs in the calling thread, with the same bits.
  *
  * fork: a child starts its own threads. OpenMP's threads may hang in a child once the parent has
- * used them: fork before the first step, or give the child's context threads 1.
+ * used them: fork before the first step, or set threads 1 for the child's context.
  *
  * pthread_cancel: do not cancel a thread during a call of mixprec. Locks of the context's threads
  * and the temporary file of a save would stay behind. Ask the thread to stop between steps.
@@ -4391,8 +4392,9 @@ enum {
  * memory: a block, such as a static array, instead of an allocator. On a CPU everything of the
  * context lies in the block, including buffers of checkpoints. mixprec then never calls malloc;
  * libc and OpenMP's threads may (compile without -fopenmp, or set threads 1). To find the size, run
- * once with a large block and read mixp_context_memory(ctx).block. A block that is too small gives
- * MIXP_ERR_MEMORY, or no context. The block is yours again after mixp_context_free.
+ * once with a large block and read mixp_context_memory(ctx).block. If the block is too small, a
+ * call fails with MIXP_ERR_MEMORY, or there is no context. The block is yours again after
+ * mixp_context_free.
  *
  * device_allocator supplies GPU memory, aligned to 256 bytes. It is called with that GPU current.
  * When it gets memory back, no queued work uses this memory any more. Pinned memory always comes
@@ -4456,9 +4458,9 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
 #endif
     ;
 
-/* Records a whole step as a GPU graph; a replay needs no work of the host. Capture the calls from
- * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all memory. A capture
- * records and does not run.
+/* Records a complete step as a GPU graph; a replay needs no work of the host. Capture the calls
+ * from mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all memory. A
+ * capture records and does not run.
  *
  * A replay first re-reads the host memory that mixp_input and mixp_write were given, then runs the
  * step. Keep that memory, with the next batch in it. Each call has its own memory, so a step may
@@ -4466,11 +4468,11 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * steps continue as usual, but replays do not detect MIXP_ERR_DIVERGED. A replay ignores later
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
  * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the
- * stream of mixp_context_exec(ctx), which is a different stream during a capture. Call no CUDA
- * function that allocates or waits meanwhile (cudaMalloc, cudaEventSynchronize): it ends the
- * capture. The graph lives until you free it or the context. After a replay you may read the
+ * stream of mixp_context_exec(ctx), which is a different stream during a capture. During a
+ * capture call no CUDA function that allocates or waits (cudaMalloc, cudaEventSynchronize): it ends
+ * the capture. The graph lives until you free it or the context. After a replay you may read the
  * tensors of its step, until the next mixp_step_begin; the capture of a second graph calls it too.
- * With two graphs, copy each loss to a tensor of your own within its step (mixp_copy).
+ * With two graphs, copy each loss to your own tensor within its step (mixp_copy).
  *
  * mixp_capture_end returns NULL on error, also if a call has failed since mixp_capture_begin: the
  * graph would lack the work of that call. The context keeps the first error.
@@ -4488,9 +4490,9 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
  * capture is in progress. */
 MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph);
 /* 1: a site changed its stored dtype (see WATCH) after the graph was recorded. The graph still
- * replays safely with the old dtypes. To use the new ones, run an ordinary step, which takes what
- * the new dtypes need, and record again. A guard samples no replay: when mixp_guard_due returns 1,
- * run an ordinary step instead. */
+ * replays safely with the old dtypes. To use the new ones, run an ordinary step, which allocates
+ * what the new dtypes need, and record again. A guard samples no replay: when mixp_guard_due
+ * returns 1, run an ordinary step instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* Device memory of a context, in bytes. used: in use now. peak: most ever in use. allocations:
@@ -4528,7 +4530,7 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  * gemm_measure the first product of a shape times what the library offers (24 at most). It keeps
  * the fastest one that is at least 2 % faster than the first. Two measuring runs may choose
  * differently, so their bits may differ. For the same bits, measure once, save this text, and
- * give it to every later run, every resumed run and all ranks. Shapes in the text are not
+ * pass it to every later run, every resumed run and all ranks. Shapes in the text are not
  * measured again. The flags of desc->epilogues are measured as well: if a product followed by a
  * separate kernel is faster, the text says "none" for the fused form, and the two run
  * separately. Measuring warms the GPU up, waits for it and takes some seconds in the first step.
@@ -4774,8 +4776,8 @@ MIXPREC_API double mixp_item(const mixp_tensor *t);
 
 /* mixp_fill sets every element to a value. mixp_init_normal and mixp_init_uniform are keyed by
  * (seed, t's id, element): the same values on every device. uniform: in (low, high), then rounded
- * to t's dtype, which may give the rounded low or high. Numbers of normal beyond the range of t's
- * dtype become Inf, as PyTorch's do.
+ * to t's dtype, so that the result may be the rounded low or high. Numbers of normal beyond the
+ * range of t's dtype become Inf, as PyTorch's do.
  *
  * MIXP_ERR_ARGUMENT: a finite value or a bound is beyond the range of t's dtype, low > high, or
  * std < 0. */
@@ -4839,11 +4841,11 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
  *     }
  *
  * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. A linear whose sizes do
- * not fit stays bf16; one warning names the first such linear. mixp_autocast_set_recipes gives each
- * weight a recipe by its name, as models do that have some layers in fp4 and others in fp8. To see
- * how many linears were quantised, call mixp_autocast_recipe_counts. With a guard, an operand that
- * the format cannot hold (outlier channels) falls back to bf16, with an event; see FALLBACK below.
- * Without a guard nothing is measured.
+ * not fit stays bf16; one warning names the first such linear. mixp_autocast_set_recipes sets a
+ * recipe for each weight by its name, as models do that have some layers in fp4 and others in fp8.
+ * To see how many linears were quantised, call mixp_autocast_recipe_counts. With a guard, an
+ * operand that the format cannot hold (outlier channels) falls back to bf16, with an event; see
+ * FALLBACK below. Without a guard nothing is measured.
  *
  *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
  *     mean relative error  e4m3      0.023            0.94
@@ -4940,8 +4942,8 @@ typedef struct mixp_recipe {
  * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a
  * row has the same bits in every batch whose number of rows is a multiple of 16. The product of x
  * and w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the
- * factors and the bias follow, and the result is rounded once. The f32 product takes 4 bytes an
- * element of the result while it runs. Source: TransformerEngine, NVFP4BlockScaling,
+ * factors and the bias follow, and the result is rounded once. The f32 product needs 4 bytes
+ * per element of the result while it runs. Source: TransformerEngine, NVFP4BlockScaling,
  * row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
@@ -4954,9 +4956,9 @@ typedef struct mixp_recipe {
 /* CODES. For the gradient of a weight, the tape keeps the input x of each linear until backward.
  * With codes = 1 a linear keeps x as the codes of its quantised values: 1 byte for each element
  * (FP8_CURRENT, FP8_DELAYED), 1 + 1/128 (FP8_BLOCK), 1 + 1/32 (MXFP8), or 4.5 bits (NVFP4). Then
- * mixp_linear frees x, whose elements take 2 bytes, or 6 if autocast has cast x from f32. Backward
- * turns the codes into bf16 values, for one linear at a time. Gradients have the bits that they
- * have without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
+ * mixp_linear frees x, whose elements have 2 bytes, or 6 if autocast has cast x from f32. Backward
+ * turns the codes into bf16 values, for one linear at a time. Gradients are bit-identical to those
+ * without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
  * backward. FP8_DELAYED with an update between forward and backward, as where two optimizers take
  * turns: codes keep forward's scale of x; without codes backward quantises x by the scale after
  * the update.
@@ -5103,7 +5105,7 @@ typedef struct mixp_autocast {
     int        level;           /* 0..3; the block form uses the context's level, initially 1 */
     const mixp_recipe *recipe;  /* copied; NULL = none. The block form uses the context's recipe,
                                    initially none; see mixp_autocast_set_recipe. Under the rules of
-                                   mixp_autocast_set_recipes, mixp_autocast_current gives a recipe
+                                   mixp_autocast_set_recipes, mixp_autocast_current has a recipe
                                    of kind NONE that stands for the rules                    */
 } mixp_autocast;
 
@@ -5146,9 +5148,9 @@ typedef struct mixp_recipe_rule {
     const mixp_recipe *recipe;  /* NULL or kind MIXP_RECIPE_NONE: bf16 products            */
 } mixp_recipe_rule;
 
-/* Like mixp_autocast_set_recipe, with a recipe for each weight. A linear takes the recipe of the
+/* Like mixp_autocast_set_recipe, with a recipe for each weight. A linear uses the recipe of the
  * first of the n rules whose pattern fits the name of its weight; if no rule fits, it multiplies in
- * bf16, as attention does always. A weight that is the result of an operator has no name: only a
+ * bf16, as attention always does. A weight that is the result of an operator has no name: only a
  * pattern such as "*" fits it. Patterns and recipes are copied. Call the function after the
  * parameters are made, outside of regions. It replaces the recipe of mixp_autocast_set_recipe,
  * which in turn replaces the rules; n = 0 removes them. The first and the last layer and the
@@ -5341,10 +5343,10 @@ MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
  * names the tensor, the operator and the writer. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
-/* The derivative of y along a direction, in forward mode, as torch.func.jvp gives it: the sum over
+/* The derivative of y along a direction, in forward mode, as by torch.func.jvp: the sum over
  * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real. NULL
  * means ones: for x[rows, 1] the result is the derivative of each row of y by its own row of x. If
- * x has several columns, NULL gives the sum of all partial derivatives; for one of them pass a
+ * x has several columns, NULL means the sum of all partial derivatives; for one of them pass a
  * tangent with 1 in its column and 0 elsewhere. y was made from x in this step. If x is an input,
  * call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x. The result is 0 if y
  * does not depend on x, as where y is a derivative that is constant. Results under MIXP_NO_GRAD and
@@ -5365,7 +5367,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *
  * The norm of a gradient as part of a loss (PyTorch's create_graph=True): with a parameter as x,
  * and its gradient divided by the norm of all gradients as tangent, the results for all parameters
- * add up to that norm, and mixp_backward gives its exact gradients: examples/amp/penalty.c.
+ * add up to that norm, and mixp_backward makes its exact gradients: examples/amp/penalty.c.
  *
  * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
  * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
@@ -5374,7 +5376,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * var, std, vector_norm, logsumexp, split, topk and sort. Not supported: layer_norm, rms_norm,
  * attention, rope, other losses, max (use mixp_topk with k = 1), prod, dropout (use mixp_bernoulli
  * and mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator that mixp_jvp
- * applies rounds. Under a recipe, products of tangents are bf16 products. The call takes up to
+ * applies rounds. Under a recipe, products of tangents are bf16 products. The call needs up to
  * three times the time of the forward pass from x to y. Bits, threads and lifetime are those of the
  * operators.
  *
@@ -5591,8 +5593,8 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
                                   mixp_tensor *down_bias);
 /* LOW. y = op(a) op(b) on the last two dimensions; op transposes if trans_a or trans_b is 1.
  * Leading dimensions broadcast as in NumPy: equal, 1, or absent. A vector a is one row, a vector b
- * is one column. Vectors are never transposed, and the result lacks their dimension: two vectors
- * give a scalar. */
+ * is one column. Vectors are never transposed, and the result lacks their dimension: for two
+ * vectors it is a scalar. */
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
                                      int trans_a, int trans_b);
 /* LOW. Multi-head attention of packed qkv[b, t, 3*c]. Each of q, k, v is split into `heads` heads
@@ -5614,7 +5616,7 @@ typedef struct mixp_attention_desc {
     int          kv_heads;      /* heads of k and v, each shared by heads / kv_heads heads of q
                                    (grouped; 1: multi-query). 0 = heads                    */
     int          causal;        /* 1: query i sees keys 0 .. i + past                      */
-    int64_t      past;          /* number of keys before the key of the first query. 0 gives
+    int64_t      past;          /* number of keys before the key of the first query. 0 is
                                    PyTorch's is_causal, also when t and keys differ        */
     float        scale;         /* 0 = 1/sqrt(d)                                           */
     float        softcap;       /* scores become softcap * tanh(score / softcap); 0 = off  */
@@ -5634,14 +5636,14 @@ typedef struct mixp_attention_desc {
  * kv_heads)*d].
  *
  * Fused: no array of t x keys scores is stored. Blocks that are hidden completely by lengths, or on
- * a CPU by a mask, are not computed. Separate and packed inputs give the same bits. Autocast casts
+ * a CPU by a mask, are not computed. Separate and packed inputs are bit-identical. Autocast casts
  * a mask as PyTorch does. A mask gets no gradient: a mask that requires one is MIXP_ERR_ARGUMENT.
  * Dropout depends only on the seed, the step, the place of the call in the step, and the element:
  * the same on every device.
  *
- * A query that sees no key (a mask row of -Inf, a length of 0) gives a result of 0 and gradients of
- * 0, as in PyTorch's scaled_dot_product_attention since 2.5. PyTorch's softmax gives NaN there, and
- * so does its MultiheadAttention when it returns weights.
+ * A query that sees no key (a mask row of -Inf, a length of 0) has a result of 0 and gradients of
+ * 0, as in PyTorch's scaled_dot_product_attention since 2.5. PyTorch's softmax is NaN there, and so
+ * is its MultiheadAttention when it returns weights.
  *
  * A mask of finite numbers hides only by their size. If -1e9 or less covers all keys of a query,
  * the result is the mean of v. The gradients for q, k and v are then too large by a factor of the
@@ -5649,7 +5651,7 @@ typedef struct mixp_attention_desc {
  * number of keys (beside 1e4, f32 rounds that logarithm by up to 5e-4). If such a query counts in
  * the loss, hide its keys with -Inf.
  *
- * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: inputs do not match (the message gives their names and shapes),
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: inputs do not match (the message has their names and shapes),
  * or on a GPU heads are wider than 256. MIXP_ERR_ARGUMENT: a field is out of range, or a length is
  * outside [0, keys] (a GPU reports the length later, like an id of mixp_embedding). */
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
@@ -5707,7 +5709,7 @@ MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
  * bound, or, as in PyTorch, a finite bound that becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
-/* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 gives Inf. */
+/* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 becomes Inf. */
 MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
 /* cap tanh(x / cap), cap > 0: for logits (Gemma 2, 2024). */
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
@@ -5784,8 +5786,8 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
- * (PyTorch's default: 1). One value with correction 1 gives NaN. An offset that all values share
- * costs no digits. Several operators run, in f32, and the result is rounded once. */
+ * (PyTorch's default: 1). For one value with correction 1 it is NaN. An offset that all values
+ * share costs no digits. Several operators run, in f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 /* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
@@ -5796,7 +5798,7 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
 /* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
- * without a gradient. Orders Inf and -Inf give the largest and the smallest |x|, with the gradient
+ * without a gradient. Orders Inf and -Inf are the largest and the smallest |x|, with the gradient
  * of mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
  * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. MIXP_ERR_SHAPE: 0 elements, and the order is
  * negative or Inf. */
@@ -5849,7 +5851,7 @@ MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *t
 /* KEEP. y[bags, c]: the sum, the mean or the maximum of the rows of table[vocab, c] that the ids of
  * each bag name, as PyTorch's nn.EmbeddingBag: sparse inputs, without the memory of a row for each
  * id. ids (i32) is [bags, width]; or [n] with offsets[bags] (i32), the first id of each bag. Sums
- * are f32 in the order of the ids, rounded once. An empty bag gives 0.
+ * are f32 in the order of the ids, rounded once. An empty bag is 0.
  *
  * weights: NULL, or a factor for each id, with the shape of ids; only of a sum. padding: an id that
  * does not count, also not in a mean, and whose row gets no gradient; negative counts from the end.
@@ -5915,8 +5917,8 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
  * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. For
  * a dim that is not the last, the function makes two transposed copies. On a GPU, sort of rows of
- * more than 2048 elements, and topk of them with k above 1024, take 16 bytes of scratch memory an
- * element. */
+ * more than 2048 elements, and topk of them with k above 1024, need 16 bytes of scratch memory
+ * per element. */
 MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
                                    int largest, mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
@@ -5944,14 +5946,14 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
                                       int training);
 
 /* Tensors of this step, without a gradient. full: each element is value; any dtype. uniform: in
- * [low, high), where rounding may give high unless low is 0 and high 1. normal: mean and standard
+ * [low, high), where rounding may return high unless low is 0 and high 1. normal: mean and standard
  * deviation. bernoulli: 1 with probability p, else 0; dtype u8 makes a mask. All other dtypes are
  * f32, f16 or bf16. Random numbers come from the context's seed, the step and the number of calls
  * of the step that drew before: these, dropout, and attention with dropout. They are the same on
  * every device, in every run, and at every level and in every dtype of autocast; new in each step,
  * replay and rank.
  *
- * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p
+ * MIXP_ERR_ARGUMENT: a number is not finite (full accepts Inf and NaN), low > high, std < 0, p
  * outside [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. Numbers
  * of normal beyond that range become Inf, as PyTorch's do: an f16 tensor of mean 1e6 is all Inf. */
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
@@ -5981,9 +5983,9 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
  * backward pass, 6 * chunk * vocab bytes. chunk 0 = an eighth of the rows, or the rows of 2^22
  * values if that is more. The loss and its gradients are closer to those of f32 than mixp_linear
  * and mixp_cross_entropy are under autocast, because the logits are not rounded; with f32 inputs
- * the loss has the bits of the two operators. The gradient of the logits is rounded to x's dtype
- * once, and w's gradient sums the rows in another order than mixp_linear. Result: f32 scalar.
- * MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in mixp_cross_entropy. */
+ * the loss is bit-identical to that of the two operators. The gradient of the logits is rounded to
+ * x's dtype once, and w's gradient sums the rows in another order than mixp_linear. Result: f32
+ * scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in mixp_cross_entropy. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
                                                    mixp_tensor *w, mixp_tensor *targets,
                                                    int32_t ignore, int64_t chunk);
@@ -5994,7 +5996,7 @@ MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
 /* l1: |d| with d = x - target, slope 0 at 0. huber: d^2 / 2 if |d| < delta, otherwise delta (|d| -
- * delta / 2); delta > 0. smooth_l1: huber with bound beta, divided by beta; beta 0 gives l1. */
+ * delta / 2); delta > 0. smooth_l1: huber with bound beta, divided by beta; beta 0 is l1. */
 MIXPREC_API mixp_tensor *mixp_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
                                         mixp_tensor *target, float beta);
@@ -6096,7 +6098,7 @@ typedef struct mixp_loss_desc {
  *
  * Targets of cross_entropy may be probabilities of x's shape (distillation, mixup): f32, f16 or
  * bf16, with a gradient. Class weights, smoothing and the reductions then are PyTorch's; the mean
- * is over the rows. Several operators run, in f32, and take memory for three arrays of x's shape.
+ * is over the rows. Several operators run, in f32, and need memory for three arrays of x's shape.
  * Also made of several operators, in f32: weight of bce and bce_with_logits, pos_weight, and
  * gradients of the targets of kl_div, bce and bce_with_logits.
  *
@@ -6273,7 +6275,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
 /* Returns loss * scale, in f32 if loss is low; recorded for backward. Returns loss itself if the
  * scaler is disabled. The gradients stay scaled until mixp_scaler_unscale. MIXP_ERR_ORDER later:
  * clipping scaled gradients or stepping them without the scaler; stepping gradients of an unscaled
- * loss with the scaler (MIXP_RULE_STATIC may do so, and takes them unchanged). */
+ * loss with the scaler (MIXP_RULE_STATIC may do so, and uses them unchanged). */
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
 /* Returns mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_cross_entropy(ctx, logits, targets,
  * ignore), share)), bit for bit. Sets *loss to the value before the scaler's scale, for you to read
@@ -6478,13 +6480,13 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the gradient in
  * between.
  *
- * f64: a view of f64 trains as f32 does, with the bits of an f32 program if all values are f32. A
+ * f64: a view of f64 trains as f32 does, bit-identical to an f32 program if all values are f32. A
  * step reads weight and gradient rounded to f32, and writes the new f32 value. So the weight is its
  * own master, and states are f32. A gradient beyond f32 counts as Inf.
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
- * parameter, where masters are stored beside bf16; or f64 without a gradient of your own, or with
+ * parameter, where masters are stored beside bf16; or f64 without your own gradient, or with
  * ranks. MIXP_ERR_SHAPE: not a matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
@@ -6548,8 +6550,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
  * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
  * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
  *
- * With sharded states, each rank averages what it updates, with the bits of one rank, but has
- * memory for all averages. All ranks make this call.
+ * With sharded states, each rank averages the weights that it updates, bit-identical to one rank,
+ * but has memory for all averages. All ranks make this call.
  *
  * MIXP_ERR_ARGUMENT: decay is not in [0, 1); opt has no parameter, or a frozen one. MIXP_ERR_ORDER:
  * during a capture, or while the averages are swapped in. MIXP_ERR_MEMORY. On an error nothing
@@ -6644,7 +6646,7 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
  * mixp_retry: the repeat would step both networks, also the one that was not skipped. A checkpoint
  * stores one scaler; see mixp_checkpoint for the second.
  *
- * One step for both networks runs the generator once: give mixp_detach(ctx, fake) to the
+ * One step for both networks runs the generator once: pass mixp_detach(ctx, fake) to the
  * discriminator's loss, and compute the generator's loss from fake after mixp_scaler_step of d. The
  * step then keeps the activations of both networks. All these forms are bit-identical if no step
  * overflows and no operator draws random numbers.
@@ -6860,21 +6862,21 @@ typedef struct mixp_checkpoint {
      * Loading ignores them: read them with mixp_safetensors_metadata. NULL = none */
     const char *const    (*metadata)[2];
     int                    n_metadata;
-    int                    only_trained;   /* 1: only the parameters that an optimizer trains, as of
-                                              LoRA. Both for saving and for loading: the frozen
-                                              ones are then the program's                  */
+    int                    only_trained;   /* 1: only what an optimizer trains, such as
+                                              LoRA, in saving and in loading: the program must
+                                              restore the frozen ones                      */
     /* For a load, 1: parameters may have been added or removed since the save, in any optimizer of
      * the same kind and groups. An added one keeps its value and its fresh states, and its bias
-     * correction begins anew; a removed one is dropped. Parameters that stayed resume bit for bit.
-     * All else stays an error, also another shape. tell, unless it is NULL, is called after the
-     * load for each weight and each state of a parameter by its name in the file:
+     * correction restarts; a removed one is dropped. The other parameters resume bit for bit. Any
+     * other difference is an error, also another shape. tell, unless it is NULL, is called after
+     * the load for each weight and each state of a parameter by its name in the file:
      * MIXP_WEIGHT_LOADED, _MISSING (added) or _EXTRA (removed) */
     int                    partial;
     void                 (*tell)(void *user, const char *name, mixp_weight_fate fate);
     /* With path NULL, a save calls write_bytes, and a load calls read_bytes, in order and in
      * pieces, so that engines, archives and sockets can hold a checkpoint. They return 0 for all n
-     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save leaves what it wrote. A load
-     * reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
+     * bytes; otherwise MIXP_ERR_IO: a load changes nothing, and a save does not undo its writes. A
+     * load reads exactly the bytes of the checkpoint, with the checks of a file. They must not call
      * mixprec. NULL = files only */
     int                  (*write_bytes)(void *user, const void *bytes, size_t n);
     int                  (*read_bytes)(void *user, void *bytes, size_t n);
@@ -6993,7 +6995,7 @@ typedef struct mixp_st_entry {
  *
  * MIXP_ERR_ARGUMENT: a name is NULL, used twice, not UTF-8 or "__metadata__"; a metadata key is
  * used twice; or bytes do not match the shape. MIXP_ERR_DTYPE: a dtype that the format lacks.
- * mixprec's F6 and F4 take one byte an element and the format's are packed: write them as U8. */
+ * mixprec's F6 and F4 have one byte per element, the format's are packed: write them as U8. */
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
                                                const mixp_st_entry *entries, int64_t n,
                                                const char *const (*metadata)[2],
@@ -7071,7 +7073,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
  * cast are recomputed in f32, in turn; attention is not: its scores and sums are f32 at every
  * level, so f32 would change only the rounding of q and k. How much that rounding matters shows in
  * mixp_site_info.scores; the cure is in the weights (mixp_attention_scores). A site falls back if
- * rounding takes more than `imprecise` of the variation of its values over the batch, with the
+ * rounding removes more than `imprecise` of the variation of its values over the batch, with the
  * means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product is
  * recomputed with f32 weights too, and the mean of its error counts; if it falls back for its
  * precision, it reads f32 weights and inputs from then on. Batches of fewer than 8 rows are not
@@ -7109,7 +7111,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
  *
  * Memory: about 1.2 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
  * parameter of an optimizer, on the host and on the device. It is allocated when new sites appear,
- * usually in the first step, and never in a captured step. mixp_checkpoint_save takes 36 bytes more
+ * usually in the first step, and never in a captured step. mixp_checkpoint_save needs 36 bytes more
  * for each site.
  */
 
@@ -7130,7 +7132,7 @@ typedef struct mixp_guard_desc {
                                    that arose in the forward pass, when no site is left to fall
                                    back; 0 = 20, negative = never */
     int     max_sites;          /* 0 = 4096; further sites are not watched, and an event reports
-                                   it. Memory is taken only for sites in use            */
+                                   it. Only sites in use need memory                    */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
@@ -7227,7 +7229,7 @@ typedef struct mixp_site_info {
     mixp_look   value, grad;    /* looks of the last sample at the stored values, and
                                    at the gradient multiplied by the loss scale           */
     float       scores;         /* of attention, last sample: the largest log-sum-exp of a query's
-                                   scores, as mixp_attention_scores gives it for each head; 0 if
+                                   scores, as mixp_attention_scores returns per head; 0 if
                                    none is above 0. Otherwise 0 */
     mixp_block_look blocks[3];  /* of a linear under a recipe, last sample: of x, w and dy, on
                                    this rank. All 0 on a device with its own memory     */
@@ -7303,7 +7305,7 @@ typedef struct mixp_observer {
 /* Installs an observer; NULL removes it. There is one observer: *before, unless NULL, receives the
  * observer that it replaces, which you may call from your own and install again later. Needs no
  * guard. Operators that the device would run as one kernel run one by one. That changes no bits of
- * a step, except those of mixp_mlp with MIXP_EPILOGUES_GELU. The first call takes memory for 4096
+ * a step, except those of mixp_mlp with MIXP_EPILOGUES_GELU. The first call reserves room for 4096
  * sites, about 0.6 KB for each site in use, unless a guard has set another limit. Call it between
  * steps.
  *
@@ -7320,9 +7322,9 @@ MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *obs
  *
  * Many machines. mixprec decides which data ranks exchange, and when. You supply the transport:
  * MPI, NCCL or shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process
- * with its own context. All ranks make the same calls in the same order. Each rank gives
- * mixp_backward its share of the batch. The gradients are then the gradients of the whole batch,
- * and all ranks take or skip the same step with the same scale.
+ * with its own context. All ranks make the same calls in the same order. Each rank calls
+ * mixp_backward with its share of the batch. The gradients are then those of the complete batch,
+ * and all ranks apply or skip the same step with the same scale.
  *
  * A hook works in place on `count` elements of device memory. On a GPU the hook works in the order
  * of `stream`. On a CPU stream is NULL, and the hook finishes before it returns. The hook gives up
@@ -7343,9 +7345,9 @@ typedef enum mixp_ranks_mean {
 struct mixp_ranks_desc {
     int             rank, size; /* rank of this process, from 0; number of ranks, at least 1 */
     mixp_ranks_hook sum;        /* sums over all ranks, same bits on each. If it adds in the order
-                                   of ranks, N ranks give the bits of one rank with N parts */
+                                   of ranks, N ranks are bit-identical to one with N parts */
     mixp_ranks_hook max;        /* maximum over all ranks. NULL = none: mixp_ranks_max fails */
-    mixp_ranks_hook all_gather; /* each rank gives count elements, at data + rank * count; all ranks
+    mixp_ranks_hook all_gather; /* each rank sends count elements, at data + rank * count; all ranks
                                    get all elements. NULL = none                           */
     mixp_ranks_hook grad_ready; /* a range of gradients is final: begins its sum while backward
                                    continues; grad_wait ends it. NULL = call `sum` at once */
@@ -7459,7 +7461,7 @@ struct mixp_ranks_desc {
  * not NULL as without ranks. Momentum and weight decay then move the parameter. (PyTorch's DDP
  * refuses such a step; with find_unused_parameters it does not change parameters that no rank has
  * used.) To prevent that, freeze the parameter for the step on all ranks with
- * mixp_tensor_set_requires_grad(t, 0). Or give the parameter its own optimizer, and step that
+ * mixp_tensor_set_requires_grad(t, 0). Or use a separate optimizer for it, and step that
  * optimizer only when the parameter was used. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
