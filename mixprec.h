@@ -149,14 +149,14 @@
  * in bf16 takes 1,283 ms without AMX and 479 ms with AMX (PyTorch 2.15, eager: 893 and 946 ms).
  * Tests compare each product of the emulated tiles with that CPU's tiles: they are bit-identical.
  *
- * AMX is used on Linux, if the system saves tiles and grants them to the process, and if known
- * products are right. Otherwise the context uses AVX-512, without an error; mixp_self_check reports
- * why. mixp_cpu requests the tiles. From then on Linux refuses signal stacks below AT_MINSIGSTKSZ
- * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
- * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
- * for an operator and releases them after it: tiles of your own, configured before a call of
- * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16
- * and f32 whatever MXCSR says; all other instructions follow MXCSR.
+ * AMX is used on Linux, if the system saves tiles and grants them to the process, and if test
+ * products with known results are right. Otherwise the context uses AVX-512, without an error;
+ * mixp_self_check reports why. mixp_cpu requests the tiles. From then on Linux refuses signal
+ * stacks below AT_MINSIGSTKSZ (some 12 KB; see getauxval), and it refuses tiles if a thread has a
+ * smaller one already. A signal may arrive in any product, and a child of fork may use tiles. Each
+ * thread configures its tiles for an operator and releases them after it: tiles of your own,
+ * configured before a call of mixprec in the same thread, are lost. Tiles round to nearest even and
+ * flush subnormals of bf16 and f32 whatever MXCSR says; all other instructions follow MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
@@ -182,10 +182,10 @@
  *     products with an f32 factor            same            all SIMD same    close
  *     attention                              same            SIMD but AMX     close
  *
- * ANY BATCH: on a CPU a row's result has the same bits whatever other rows are in its batch,
+ * ANY BATCH: on a CPU a row's result is bit-identical whatever other rows are in its batch,
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
- * generation token by token agree to the bit. This covers the forward pass of every operator, on
+ * generation token by token are bit-identical. This covers the forward pass of every operator, on
  * each instruction set (also AMX), at each level, at any number of threads. Exceptions: results
  * made from the batch (means, batch norm in training), dropout, recipes whose scales are made from
  * the batch (FP8_CURRENT, FP8_BLOCK with x_2d, NVFP4 without row_scaled), MIXPREC_CBLAS, and a GPU,
@@ -205,43 +205,42 @@
  * They do trap where your own code computes with an Inf or NaN that a call returned.
  *
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
- * be a function call. A product of two f16 or bf16 numbers is exact, so both give the same bits. A
+ * be a function call. A product of two f16 or bf16 numbers is exact, so both are bit-identical. A
  * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
  * by 16 bits of each probability, see below).
  *
  * The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16), which multiply bf16 by bf16, count a
  * subnormal as 0. An element of a product that meets a subnormal input or sum, below 2^-126, may
  * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
- * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
+ * FMLAL and BFMLAL are bit-identical to FMA, also for subnormals.
  *
- * The two AMX sets have their own bits in products of bf16 by bf16 and of f16 by f16, and in
- * attention (below). These bits are the same on every machine with that set and at any number of
- * threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole blocks of 32. A
- * pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the even and one of the
- * odd elements. The two chains are added to each other, then to the pass, all to nearest even.
- * Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are added in order;
- * alpha, bias and an old c follow as on other sets.
+ * The two AMX sets differ from the other sets in products of bf16 by bf16 and of f16 by f16, and in
+ * attention (below). Their results are bit-identical on every machine with that set and at any
+ * number of threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole
+ * blocks of 32. A pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the
+ * even and one of the odd elements. The two chains are added to each other, then to the pass, all
+ * to nearest even. Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are
+ * added in order; alpha, bias and an old c follow as on other sets.
  *
  * MIXP_ISA_AMX_F16 adds the products of f16 by f16 in the same order, and it keeps subnormals of
  * f16. MIXP_ISA_AMX splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant
  * bits, and lo = x - hi. Both are exact. With split numbers a pass has at most 512 elements, so k
  * is cut into ceil(k / 512) passes. A block adds four sums to the pass, in this order: lo lo, hi lo
  * (hi of a, lo of b), hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an
- * Inf or NaN has the bits of AVX-512 instead.
+ * Inf or NaN is computed as by AVX-512 instead.
  *
  * Attention by AMX: if q, k and v, in the backward pass also dy, are all bf16 or all f16, tiles
- * compute its products, at every size. Other dtypes have AVX-512's bits. Masks, softmax and dropout
- * are computed in f32, with the random numbers of all sets. A score is one pass over d, as above. A
- * probability p, in the backward pass also the gradient of a score, is split: hi is p cut to 8
- * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits. p rounded to bf16 would bias
- * y where the largest score repeats (arXiv 2510.04212); 16 bits do not. 64 keys make a block. The
- * product of a block and v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which is
- * split as above, four products. One FMA in f32 rescales y to a new largest score and adds the
- * block's product.
- * MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums over blocks of 32
- * queries by 64 keys, rounded once. The forward pass computes a score of a q or k that holds an Inf
- * or NaN, and a product with an Inf or NaN of v, in f32, only for those queries that see the key.
- * In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
+ * compute its products, at every size. Other dtypes are computed as by AVX-512. Masks, softmax and
+ * dropout are computed in f32, with the random numbers of all sets. A score is one pass over d, as
+ * above. A probability p, in the backward pass also the gradient of a score, is split: hi is p cut
+ * to 8 significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits. p rounded to bf16 would
+ * bias y where the largest score repeats (arXiv 2510.04212); 16 bits do not. 64 keys make a block.
+ * The product of a block and v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which
+ * is split as above, four products. One FMA in f32 rescales y to a new largest score and adds the
+ * block's product. MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums
+ * over blocks of 32 queries by 64 keys, rounded once. The forward pass computes a score of a q or k
+ * that holds an Inf or NaN, and a product with an Inf or NaN of v, in f32, only for those queries
+ * that see the key. In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
  *
  * With portable_bits all machines with SIMD have the same bits in every row of the second column.
  *
@@ -249,7 +248,7 @@
  * used.
  *
  * `close`: tests/cuda/ has the bounds. A NaN is a NaN everywhere; its payload depends on the
- * processor. With MIXPREC_CBLAS, f32 products have the bits of your BLAS.
+ * processor. With MIXPREC_CBLAS, f32 products are those of your BLAS.
  *
  * NOT DETECTED: these mistakes have no error, because each may be intended. The right column lists
  * their symptoms. All other mistakes that users were seen to make are errors with a message that
@@ -2620,18 +2619,18 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
     MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16
                                    by bf16 and of f16 by f16 (each f16 as two bf16). The default
-                                   where the processor has AMX without AMX-FP16. Its own bits:
-                                   see SAME BITS                                               */
+                                   where the processor has AMX without AMX-FP16. Not identical
+                                   to other sets: see SAME BITS                                */
     MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
-                                   the processor has AMX-FP16. Its own bits: see SAME BITS     */
+                                   the processor has AMX-FP16. Not identical: see SAME BITS    */
     MIXP_ISA_COUNT
 } mixp_isa;
 
 #ifndef MIXPREC_ONLY_FORMATS
 /* The CPU with the fastest instruction set that this machine has: see INSTRUCTION SETS above. A
  * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 25
- * microseconds on a virtual machine. For bits that all machines with SIMD share, set portable_bits
- * of mixp_context_desc. */
+ * microseconds on a virtual machine. For bit-identical results on all machines with SIMD, set
+ * portable_bits of mixp_context_desc. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
@@ -2679,11 +2678,11 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
  * on capability 9.0); otherwise "". */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 
-/* --- for authors of devices and operators: users go on to section 5 ---------------------- *
+/* --- for authors of devices and operators: users continue at section 5 ------------------- *
  *
  * A device is a table of kernels and memory functions. Kernels see pointers, dtypes and
- * sizes, and know nothing of tensors, tapes or scalers. A third device (a test double, an
- * accelerator of yours) is one more table.
+ * sizes, and know nothing of tensors, tapes or scalers. A third device (a test double, your
+ * accelerator) is one more table.
  *
  * Every table follows these rules. Arrays are row-major and dense unless strides are given.
  * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels widen as they
@@ -4320,11 +4319,11 @@ typedef struct mixp_context_desc {
                                                        fp8 and fp4: see below              */
     int       f32_gradients;                        /* 1: the gradients of f16 and bf16 parameters
                                                        are f32, so that sums of many micro-batches
-                                                       lose nothing; 4 bytes an element. Same on all
-                                                       ranks. 0: they have the parameter's dtype */
+                                                       lose nothing; 4 bytes per element. The same
+                                                       on all ranks. 0: the parameter's dtype */
     int       portable_bits;                        /* 1: the context's device is the CPU with the
-                                                       fastest instruction set whose bits all
-                                                       machines with SIMD share: neither AMX nor
+                                                       fastest instruction set that is bit-identical
+                                                       on all machines with SIMD: neither AMX nor
                                                        AVX512_BF16; `device` must be NULL.
                                                        0: `device`, or mixp_cpu()          */
 } mixp_context_desc;
@@ -4389,8 +4388,8 @@ enum {
  * pthread_cancel: do not cancel a thread during a call of mixprec. Locks of the context's threads
  * and the temporary file of a save would stay behind. Ask the thread to stop between steps.
  *
- * memory: a block, such as a static array, instead of an allocator. On a CPU everything of the
- * context lies in the block, including buffers of checkpoints. mixprec then never calls malloc;
+ * memory: a block, such as a static array, instead of an allocator. On a CPU all memory of the
+ * context is in the block, including buffers of checkpoints. mixprec then never calls malloc;
  * libc and OpenMP's threads may (compile without -fopenmp, or set threads 1). To find the size, run
  * once with a large block and read mixp_context_memory(ctx).block. If the block is too small, a
  * call fails with MIXP_ERR_MEMORY, or there is no context. The block is yours again after
@@ -4914,7 +4913,7 @@ typedef struct mixp_recipe {
     int linears;                /* mixp_linear calls of a forward pass; 0 = unknown. The count
                                    begins again at mixp_step_begin, where a region with a recipe
                                    opens outside of another, and after `linears` calls      */
-    int history;                /* delayed: amax of so many updates; 0 = 1024, at most 2^20 */
+    int history;                /* delayed: number of amax stored;  0 = 1024, at most 2^20 */
     int most_recent;            /* delayed: 1 = the scale comes from the latest amax; 0 = from the
                                    largest of the history                                  */
     int margin;                 /* delayed: the scale is divided by 2^margin; 0 to 100     */
@@ -4989,7 +4988,7 @@ typedef struct mixp_recipe {
  * w and dy loses: the mean of |q - x| / |x| over the values that are not 0, and the share of values
  * beyond the largest that the scale can hold (delayed scaling; Inf in any kind). An operand beyond
  * a bound falls back: the two products that read it are bf16 products, whose other operand is not
- * quantised either. MIXP_EVENT_OPERAND names the site and the operand. Sampled steps go on to
+ * quantised either. MIXP_EVENT_OPERAND names the site and the operand. Sampled steps continue to
  * measure it. It is quantised again after mixp_guard_desc.clean samples in a row of at most 0.8 of
  * the bounds; each relapse doubles the number. Ranks decide by the largest loss of all. Checkpoints
  * keep the state (mixprec.guard.operands). Delayed scaling is not judged while the scale is the
@@ -5096,7 +5095,7 @@ typedef enum mixp_op_class {
  *        is MIXP_ERR_DTYPE, because it would need a low copy, as at level 2
  *
  * A gradient has its parameter's dtype. At level 3 a sum over many micro-batches or uses therefore
- * stands still once it is 256 (bf16) or 2048 (f16) times as large as what is added: 256 + 1 is 256.
+ * stops growing once it is 256 (bf16) or 2048 (f16) times as large as an addend: 256 + 1 is 256.
  * The sum within one product is f32. For more micro-batches set f32_gradients in
  * mixp_context_desc, or use level 2, whose gradients are f32.
  */
@@ -5106,7 +5105,7 @@ typedef struct mixp_autocast {
     const mixp_recipe *recipe;  /* copied; NULL = none. The block form uses the context's recipe,
                                    initially none; see mixp_autocast_set_recipe. Under the rules of
                                    mixp_autocast_set_recipes, mixp_autocast_current has a recipe
-                                   of kind NONE that stands for the rules                    */
+                                   of kind NONE that represents the rules                    */
 } mixp_autocast;
 
 /* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype
@@ -5315,8 +5314,8 @@ MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls);
 /* Begins a step. Call it first in every training or evaluation step. Frees the activations, their
  * gradients and the tape of the previous step, and counts the step for random numbers. Every call
  * refuses a tensor of the previous step (MIXP_ERR_ORDER), and usually those of older steps. To keep
- * values, use mixp_copy; to keep a loss, mixp_item. Networks that train in turn, as in a GAN, have
- * a step each: see the top of STEP.
+ * values, use mixp_copy; to keep a loss, mixp_item. Networks that train alternately, as in a GAN,
+ * have one step each: see the top of STEP.
  *
  * MIXP_ERR_ORDER: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open, for example left by return,
  * goto or break; mixp_step_begin then closes the block. MIXP_ERR_ORDER without any change: your own
@@ -5325,11 +5324,11 @@ MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls);
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* As mixp_step_begin, for a step that evaluates or samples, in training too. Does not count the
- * step: later steps draw the same random numbers with and without the evaluation, so a run that is
- * resumed has the bits of a run that never stopped, wherever each of them was evaluated. Dropout
- * that is on in such a step draws the numbers of the step before. mixp_backward refuses to walk in
- * such a step (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks as
- * in other steps. Works with mixp_retry_loss. Errors are those of mixp_step_begin. */
+ * step: later steps draw the same random numbers with and without the evaluation, so a resumed run
+ * is bit-identical to an uninterrupted run, whenever each of them was evaluated. Dropout that is on
+ * in such a step draws the numbers of the step before. mixp_backward refuses to walk in such a step
+ * (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks as in other
+ * steps. Works with mixp_retry_loss. Errors are those of mixp_step_begin. */
 MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was computed from. Gradients of
@@ -6088,8 +6087,8 @@ typedef struct mixp_loss_desc {
 /* Applies a loss of two tensors with options; desc NULL = PyTorch's defaults. Returns an f32
  * scalar, or with MIXP_REDUCE_NONE one f32 value for each row or element. loss:
  * MIXP_OP_CROSS_ENTROPY, NLL, MSE, L1, SMOOTH_L1, HUBER, BCE, BCE_WITH_LOGITS or KL_DIV. Class,
- * gradients and errors are those of the function with that name; with equal options the bits are,
- * too. kl_div's mean is PyTorch's: over all elements.
+ * gradients and errors are those of the function with that name; with equal options results are
+ * bit-identical to that function's. kl_div's mean is PyTorch's: over all elements.
  *
  *     mixp_loss_desc d;
  *     memset(&d, 0, sizeof d);
@@ -6185,7 +6184,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
  * since then, at most MIXP_PAST_SCALES times.
  *
  * A gradient that cannot be unscaled is MIXP_ERR_ORDER: two scales were added into it, two scalers
- * scaled it, or a step has used it before the last update. A gradient in a view of yours has no
+ * scaled it, or a step has used it before the last update. A gradient in your own view has no
  * tag: it counts as scaled by the current scale. If you have neither read nor set that scale, the
  * view cannot have been scaled by it: MIXP_ERR_ORDER.
  */
@@ -6515,8 +6514,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
  * once, and views of several parameters may share it. The next step uses the copies: it looks at
  * all of them, for one decision and one norm, and forgets them. A parameter that was not fed since
  * the last step gets no gradient. A second call before the step adds to the copy (micro-batches).
- * The order of the calls does not change the bits. Takes memory for one gradient, f32 of f64, at
- * the first call; without memory for all gradients: docs/parts.md.
+ * The order of the calls does not change the result. Needs memory for one gradient (f32 for f64),
+ * at the first call; without memory for all gradients: docs/parts.md.
  *
  * MIXP_ERR_ARGUMENT: opt does not have param, or has it without a view; or there are ranks.
  * MIXP_ERR_DTYPE: a second gradient of f64. MIXP_ERR_ORDER: between unscale or step, and update. */
@@ -6620,7 +6619,7 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
  * Unscale, clip, step, update, in this order. The gradients' scale tags decide which call may use
  * which gradients. Then the verdict: the outcome of the step, and its cause.
  *
- * TWO NETWORKS IN TURN, as in a GAN: begin a step for each. d and g are the optimizers of the
+ * TWO ALTERNATING NETWORKS, as in a GAN: begin a step for each. d and g are the optimizers of the
  * discriminator and of the generator. Without retries, leave out the two loops.
  *
  *     do {
@@ -6666,7 +6665,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
  * fails changes nothing. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once, for all optimizers stepped or unscaled since the last update, and makes
- * these optimizers ready for the next step. Networks that train in turn: see the top of STEP.
+ * these optimizers ready for the next step. Networks that train alternately: see the top of STEP.
  * MIXP_ERR_ORDER: no optimizer was stepped or unscaled. MIXP_ERR_DIVERGED: max_floor_skips skips in
  * a row at the lowest scale; the message names the first bad tensor. */
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
@@ -6908,17 +6907,17 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * All other fields of a mixp_optimizer_desc (max_norm, schedule, spike, ...), the scaler's rule and
  * the guard's settings are the program's. The file names the kinds of its optimizers; files of
  * versions that did not name them load into any kind with the same states. A file saved on a CPU
- * after a region of f16 or bf16 also names the bits of such products: without AMX, of AMX or of
- * AMX_F16. If this context's products have other bits, mixp_context_warning says that training goes
- * on with another rounding. If the file lacks the state of the spike check, of a predictive rule or
- * of delayed scaling, that state starts from its beginning. If the file has state of the spike
- * check, a predictive rule, the guard or averages that the program does not use, that state is
- * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
- * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks. Each
- * rank gets its own buffers back. A file with those of another number of ranks is an error,
- * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
- * their shapes may differ. Needs host memory for the file's data, also for the own buffers of other
- * ranks; with sharded states also for those of the largest parameter.
+ * after a region of f16 or bf16 also records how such products round: without AMX, with AMX or with
+ * AMX_F16. If this context's products round differently, mixp_context_warning reports it. If the
+ * file lacks the state of the spike check, of a predictive rule or of delayed scaling, that state
+ * starts from its beginning. If the file has state of the spike check, a predictive rule, the guard
+ * or averages that the program does not use, that state is ignored. Any other difference is an
+ * error: a scaler, an optimizer, a parameter or the state of delayed scaling that only the file
+ * has; a scaler, an optimizer or a parameter that it lacks. Each rank gets its own buffers back. A
+ * file with buffers of another number of ranks is an error, MIXP_ERR_SHAPE, unless fresh_buffers is
+ * set: then the own buffers in the file are ignored, and their shapes may differ. Needs host memory
+ * for the file's data, also for the own buffers of other ranks; with sharded states also for those
+ * of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
@@ -7135,17 +7134,17 @@ typedef struct mixp_guard_desc {
                                    it. Only sites in use need memory                    */
 } mixp_guard_desc;
 
-/* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
+/* Turns the guard on, or changes its settings and keeps its records of sites. desc NULL = all
  * defaults. Call it between steps. On an error nothing changes. MIXP_ERR_ORDER: a region or a scope
  * is open, or a step is being captured. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites
  * differs from its first value. MIXP_ERR_DEVICE: the device has no kernel for it. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
- * what it knows. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
+ * its records. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
 /* Returns 1 if the next step must be sampled: run an ordinary step instead of replaying a graph. 0
- * otherwise, also without a guard. Without a fallback, replays have the bits of steps run one by
- * one. A skip in a replay forces no sample, because the host does not see it: the guard learns of
+ * otherwise, also without a guard. Without a fallback, replays are bit-identical to ordinary
+ * steps. A skip in a replay forces no sample, because the host does not see it: the guard learns of
  * its cause from the next sample on schedule, at most a quarter more than `every` updates later. A
  * run of replays may therefore skip more updates, lower its scale more and fall back later than the
  * same steps run one by one. */
@@ -7183,7 +7182,7 @@ typedef enum mixp_event_kind {
 
 typedef struct mixp_event {
     int64_t         number;     /* 0, 1, 2, ... since the guard was first started; loading a
-                                   checkpoint drops the events kept, and the numbers go on */
+                                   checkpoint drops the stored events; numbering continues */
     int64_t         step;       /* the context's step that was sampled. It counts micro-batches, and
                                    with ranks those of all: divide by both for your loop's step */
     mixp_event_kind kind;
@@ -7259,8 +7258,9 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
  * Returns 1 if the last update skipped its step and a retry with the same batch is worthwhile: at
  * the new scale, or with a site fallen back. Allows at most `times` retries in a row, at least 1.
  * The random step stays, so dropout draws the same numbers if the same operators are applied.
- * Returns 0 otherwise: go on. With a guard on, the retry is sampled, and a step whose batch or
- * weights are not finite is not retried. Works without a guard as well. Waits for the device. */
+ * Returns 0 otherwise: continue with the next batch. With a guard on, the retry is sampled, and a
+ * step whose batch or weights are not finite is not retried. Works without a guard as well. Waits
+ * for the device. */
 MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
 
 /* For an evaluation: do { mixp_step_begin(ctx); MIXP_NO_GRAD(ctx) ... loss ... } while
@@ -7367,7 +7367,7 @@ struct mixp_ranks_desc {
                                    round the sum once; NCCL rounds each addition           */
     int             apart;      /* 1: the walks that mixp_ranks_hold holds back keep their own sums,
                                    which are added like the sums of ranks. Needs memory for a second
-                                   set of gradients. With size 1 and parts N: the bits of N ranks */
+                                   set of gradients. With size 1 and parts N: as on N ranks */
     int             shard;      /* 1: ZeRO-1. Each rank updates one piece of each tensor and keeps
                                    moments and master weights only for its pieces. Then all ranks
                                    get the weights. Tensors of Muon, small tensors and tensors with
@@ -7417,7 +7417,7 @@ struct mixp_ranks_desc {
  * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
  * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
  * clipping, the same is true of all other gradients, except those that this rank updates, because a
- * rank unscales and clips only its own. A gradient in a view of yours would still be readable, so
+ * rank unscales and clips only its own. A gradient in your own view would still be readable, so
  * mixp_optimizer_add refuses one. A parameter has one optimizer.
  *
  * If the transport adds in the same order for both kinds of sum, the sums have the same bits as

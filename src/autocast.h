@@ -38,7 +38,7 @@ typedef enum mixp_op_class {
  *        is MIXP_ERR_DTYPE, because it would need a low copy, as at level 2
  *
  * A gradient has its parameter's dtype. At level 3 a sum over many micro-batches or uses therefore
- * stands still once it is 256 (bf16) or 2048 (f16) times as large as what is added: 256 + 1 is 256.
+ * stops growing once it is 256 (bf16) or 2048 (f16) times as large as an addend: 256 + 1 is 256.
  * The sum within one product is f32. For more micro-batches set f32_gradients in
  * mixp_context_desc, or use level 2, whose gradients are f32.
  */
@@ -48,7 +48,7 @@ typedef struct mixp_autocast {
     const mixp_recipe *recipe;  /* copied; NULL = none. The block form uses the context's recipe,
                                    initially none; see mixp_autocast_set_recipe. Under the rules of
                                    mixp_autocast_set_recipes, mixp_autocast_current has a recipe
-                                   of kind NONE that stands for the rules                    */
+                                   of kind NONE that represents the rules                    */
 } mixp_autocast;
 
 /* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype

@@ -100,17 +100,17 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * All other fields of a mixp_optimizer_desc (max_norm, schedule, spike, ...), the scaler's rule and
  * the guard's settings are the program's. The file names the kinds of its optimizers; files of
  * versions that did not name them load into any kind with the same states. A file saved on a CPU
- * after a region of f16 or bf16 also names the bits of such products: without AMX, of AMX or of
- * AMX_F16. If this context's products have other bits, mixp_context_warning says that training goes
- * on with another rounding. If the file lacks the state of the spike check, of a predictive rule or
- * of delayed scaling, that state starts from its beginning. If the file has state of the spike
- * check, a predictive rule, the guard or averages that the program does not use, that state is
- * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
- * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks. Each
- * rank gets its own buffers back. A file with those of another number of ranks is an error,
- * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
- * their shapes may differ. Needs host memory for the file's data, also for the own buffers of other
- * ranks; with sharded states also for those of the largest parameter.
+ * after a region of f16 or bf16 also records how such products round: without AMX, with AMX or with
+ * AMX_F16. If this context's products round differently, mixp_context_warning reports it. If the
+ * file lacks the state of the spike check, of a predictive rule or of delayed scaling, that state
+ * starts from its beginning. If the file has state of the spike check, a predictive rule, the guard
+ * or averages that the program does not use, that state is ignored. Any other difference is an
+ * error: a scaler, an optimizer, a parameter or the state of delayed scaling that only the file
+ * has; a scaler, an optimizer or a parameter that it lacks. Each rank gets its own buffers back. A
+ * file with buffers of another number of ranks is an error, MIXP_ERR_SHAPE, unless fresh_buffers is
+ * set: then the own buffers in the file are ignored, and their shapes may differ. Needs host memory
+ * for the file's data, also for the own buffers of other ranks; with sharded states also for those
+ * of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the

@@ -28,18 +28,18 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
     MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16
                                    by bf16 and of f16 by f16 (each f16 as two bf16). The default
-                                   where the processor has AMX without AMX-FP16. Its own bits:
-                                   see SAME BITS                                               */
+                                   where the processor has AMX without AMX-FP16. Not identical
+                                   to other sets: see SAME BITS                                */
     MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
-                                   the processor has AMX-FP16. Its own bits: see SAME BITS     */
+                                   the processor has AMX-FP16. Not identical: see SAME BITS    */
     MIXP_ISA_COUNT
 } mixp_isa;
 
 #ifndef MIXPREC_ONLY_FORMATS
 /* The CPU with the fastest instruction set that this machine has: see INSTRUCTION SETS above. A
  * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 25
- * microseconds on a virtual machine. For bits that all machines with SIMD share, set portable_bits
- * of mixp_context_desc. */
+ * microseconds on a virtual machine. For bit-identical results on all machines with SIMD, set
+ * portable_bits of mixp_context_desc. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
@@ -87,11 +87,11 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
  * on capability 9.0); otherwise "". */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 
-/* --- for authors of devices and operators: users go on to section 5 ---------------------- *
+/* --- for authors of devices and operators: users continue at section 5 ------------------- *
  *
  * A device is a table of kernels and memory functions. Kernels see pointers, dtypes and
- * sizes, and know nothing of tensors, tapes or scalers. A third device (a test double, an
- * accelerator of yours) is one more table.
+ * sizes, and know nothing of tensors, tapes or scalers. A third device (a test double, your
+ * accelerator) is one more table.
  *
  * Every table follows these rules. Arrays are row-major and dense unless strides are given.
  * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels widen as they

@@ -149,14 +149,14 @@
  * in bf16 takes 1,283 ms without AMX and 479 ms with AMX (PyTorch 2.15, eager: 893 and 946 ms).
  * Tests compare each product of the emulated tiles with that CPU's tiles: they are bit-identical.
  *
- * AMX is used on Linux, if the system saves tiles and grants them to the process, and if known
- * products are right. Otherwise the context uses AVX-512, without an error; mixp_self_check reports
- * why. mixp_cpu requests the tiles. From then on Linux refuses signal stacks below AT_MINSIGSTKSZ
- * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
- * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
- * for an operator and releases them after it: tiles of your own, configured before a call of
- * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16
- * and f32 whatever MXCSR says; all other instructions follow MXCSR.
+ * AMX is used on Linux, if the system saves tiles and grants them to the process, and if test
+ * products with known results are right. Otherwise the context uses AVX-512, without an error;
+ * mixp_self_check reports why. mixp_cpu requests the tiles. From then on Linux refuses signal
+ * stacks below AT_MINSIGSTKSZ (some 12 KB; see getauxval), and it refuses tiles if a thread has a
+ * smaller one already. A signal may arrive in any product, and a child of fork may use tiles. Each
+ * thread configures its tiles for an operator and releases them after it: tiles of your own,
+ * configured before a call of mixprec in the same thread, are lost. Tiles round to nearest even and
+ * flush subnormals of bf16 and f32 whatever MXCSR says; all other instructions follow MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
@@ -182,10 +182,10 @@
  *     products with an f32 factor            same            all SIMD same    close
  *     attention                              same            SIMD but AMX     close
  *
- * ANY BATCH: on a CPU a row's result has the same bits whatever other rows are in its batch,
+ * ANY BATCH: on a CPU a row's result is bit-identical whatever other rows are in its batch,
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
- * generation token by token agree to the bit. This covers the forward pass of every operator, on
+ * generation token by token are bit-identical. This covers the forward pass of every operator, on
  * each instruction set (also AMX), at each level, at any number of threads. Exceptions: results
  * made from the batch (means, batch norm in training), dropout, recipes whose scales are made from
  * the batch (FP8_CURRENT, FP8_BLOCK with x_2d, NVFP4 without row_scaled), MIXPREC_CBLAS, and a GPU,
@@ -205,43 +205,42 @@
  * They do trap where your own code computes with an Inf or NaN that a call returned.
  *
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
- * be a function call. A product of two f16 or bf16 numbers is exact, so both give the same bits. A
+ * be a function call. A product of two f16 or bf16 numbers is exact, so both are bit-identical. A
  * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
  * by 16 bits of each probability, see below).
  *
  * The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16), which multiply bf16 by bf16, count a
  * subnormal as 0. An element of a product that meets a subnormal input or sum, below 2^-126, may
  * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
- * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
+ * FMLAL and BFMLAL are bit-identical to FMA, also for subnormals.
  *
- * The two AMX sets have their own bits in products of bf16 by bf16 and of f16 by f16, and in
- * attention (below). These bits are the same on every machine with that set and at any number of
- * threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole blocks of 32. A
- * pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the even and one of the
- * odd elements. The two chains are added to each other, then to the pass, all to nearest even.
- * Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are added in order;
- * alpha, bias and an old c follow as on other sets.
+ * The two AMX sets differ from the other sets in products of bf16 by bf16 and of f16 by f16, and in
+ * attention (below). Their results are bit-identical on every machine with that set and at any
+ * number of threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole
+ * blocks of 32. A pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the
+ * even and one of the odd elements. The two chains are added to each other, then to the pass, all
+ * to nearest even. Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are
+ * added in order; alpha, bias and an old c follow as on other sets.
  *
  * MIXP_ISA_AMX_F16 adds the products of f16 by f16 in the same order, and it keeps subnormals of
  * f16. MIXP_ISA_AMX splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant
  * bits, and lo = x - hi. Both are exact. With split numbers a pass has at most 512 elements, so k
  * is cut into ceil(k / 512) passes. A block adds four sums to the pass, in this order: lo lo, hi lo
  * (hi of a, lo of b), hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an
- * Inf or NaN has the bits of AVX-512 instead.
+ * Inf or NaN is computed as by AVX-512 instead.
  *
  * Attention by AMX: if q, k and v, in the backward pass also dy, are all bf16 or all f16, tiles
- * compute its products, at every size. Other dtypes have AVX-512's bits. Masks, softmax and dropout
- * are computed in f32, with the random numbers of all sets. A score is one pass over d, as above. A
- * probability p, in the backward pass also the gradient of a score, is split: hi is p cut to 8
- * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits. p rounded to bf16 would bias
- * y where the largest score repeats (arXiv 2510.04212); 16 bits do not. 64 keys make a block. The
- * product of a block and v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which is
- * split as above, four products. One FMA in f32 rescales y to a new largest score and adds the
- * block's product.
- * MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums over blocks of 32
- * queries by 64 keys, rounded once. The forward pass computes a score of a q or k that holds an Inf
- * or NaN, and a product with an Inf or NaN of v, in f32, only for those queries that see the key.
- * In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
+ * compute its products, at every size. Other dtypes are computed as by AVX-512. Masks, softmax and
+ * dropout are computed in f32, with the random numbers of all sets. A score is one pass over d, as
+ * above. A probability p, in the backward pass also the gradient of a score, is split: hi is p cut
+ * to 8 significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits. p rounded to bf16 would
+ * bias y where the largest score repeats (arXiv 2510.04212); 16 bits do not. 64 keys make a block.
+ * The product of a block and v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which
+ * is split as above, four products. One FMA in f32 rescales y to a new largest score and adds the
+ * block's product. MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums
+ * over blocks of 32 queries by 64 keys, rounded once. The forward pass computes a score of a q or k
+ * that holds an Inf or NaN, and a product with an Inf or NaN of v, in f32, only for those queries
+ * that see the key. In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
  *
  * With portable_bits all machines with SIMD have the same bits in every row of the second column.
  *
@@ -249,7 +248,7 @@
  * used.
  *
  * `close`: tests/cuda/ has the bounds. A NaN is a NaN everywhere; its payload depends on the
- * processor. With MIXPREC_CBLAS, f32 products have the bits of your BLAS.
+ * processor. With MIXPREC_CBLAS, f32 products are those of your BLAS.
  *
  * NOT DETECTED: these mistakes have no error, because each may be intended. The right column lists
  * their symptoms. All other mistakes that users were seen to make are errors with a message that

@@ -592,8 +592,8 @@ typedef struct mixp_loss_desc {
 /* Applies a loss of two tensors with options; desc NULL = PyTorch's defaults. Returns an f32
  * scalar, or with MIXP_REDUCE_NONE one f32 value for each row or element. loss:
  * MIXP_OP_CROSS_ENTROPY, NLL, MSE, L1, SMOOTH_L1, HUBER, BCE, BCE_WITH_LOGITS or KL_DIV. Class,
- * gradients and errors are those of the function with that name; with equal options the bits are,
- * too. kl_div's mean is PyTorch's: over all elements.
+ * gradients and errors are those of the function with that name; with equal options results are
+ * bit-identical to that function's. kl_div's mean is PyTorch's: over all elements.
  *
  *     mixp_loss_desc d;
  *     memset(&d, 0, sizeof d);

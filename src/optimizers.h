@@ -187,8 +187,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
  * once, and views of several parameters may share it. The next step uses the copies: it looks at
  * all of them, for one decision and one norm, and forgets them. A parameter that was not fed since
  * the last step gets no gradient. A second call before the step adds to the copy (micro-batches).
- * The order of the calls does not change the bits. Takes memory for one gradient, f32 of f64, at
- * the first call; without memory for all gradients: docs/parts.md.
+ * The order of the calls does not change the result. Needs memory for one gradient (f32 for f64),
+ * at the first call; without memory for all gradients: docs/parts.md.
  *
  * MIXP_ERR_ARGUMENT: opt does not have param, or has it without a view; or there are ranks.
  * MIXP_ERR_DTYPE: a second gradient of f64. MIXP_ERR_ORDER: between unscale or step, and update. */

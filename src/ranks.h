@@ -49,7 +49,7 @@ struct mixp_ranks_desc {
                                    round the sum once; NCCL rounds each addition           */
     int             apart;      /* 1: the walks that mixp_ranks_hold holds back keep their own sums,
                                    which are added like the sums of ranks. Needs memory for a second
-                                   set of gradients. With size 1 and parts N: the bits of N ranks */
+                                   set of gradients. With size 1 and parts N: as on N ranks */
     int             shard;      /* 1: ZeRO-1. Each rank updates one piece of each tensor and keeps
                                    moments and master weights only for its pieces. Then all ranks
                                    get the weights. Tensors of Muon, small tensors and tensors with
@@ -99,7 +99,7 @@ struct mixp_ranks_desc {
  * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
  * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
  * clipping, the same is true of all other gradients, except those that this rank updates, because a
- * rank unscales and clips only its own. A gradient in a view of yours would still be readable, so
+ * rank unscales and clips only its own. A gradient in your own view would still be readable, so
  * mixp_optimizer_add refuses one. A parameter has one optimizer.
  *
  * If the transport adds in the same order for both kinds of sum, the sums have the same bits as

@@ -104,7 +104,7 @@ typedef struct mixp_recipe {
     int linears;                /* mixp_linear calls of a forward pass; 0 = unknown. The count
                                    begins again at mixp_step_begin, where a region with a recipe
                                    opens outside of another, and after `linears` calls      */
-    int history;                /* delayed: amax of so many updates; 0 = 1024, at most 2^20 */
+    int history;                /* delayed: number of amax stored;  0 = 1024, at most 2^20 */
     int most_recent;            /* delayed: 1 = the scale comes from the latest amax; 0 = from the
                                    largest of the history                                  */
     int margin;                 /* delayed: the scale is divided by 2^margin; 0 to 100     */
@@ -179,7 +179,7 @@ typedef struct mixp_recipe {
  * w and dy loses: the mean of |q - x| / |x| over the values that are not 0, and the share of values
  * beyond the largest that the scale can hold (delayed scaling; Inf in any kind). An operand beyond
  * a bound falls back: the two products that read it are bf16 products, whose other operand is not
- * quantised either. MIXP_EVENT_OPERAND names the site and the operand. Sampled steps go on to
+ * quantised either. MIXP_EVENT_OPERAND names the site and the operand. Sampled steps continue to
  * measure it. It is quantised again after mixp_guard_desc.clean samples in a row of at most 0.8 of
  * the bounds; each relapse doubles the number. Ranks decide by the largest loss of all. Checkpoints
  * keep the state (mixprec.guard.operands). Delayed scaling is not judged while the scale is the

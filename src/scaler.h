@@ -14,7 +14,7 @@
  * since then, at most MIXP_PAST_SCALES times.
  *
  * A gradient that cannot be unscaled is MIXP_ERR_ORDER: two scales were added into it, two scalers
- * scaled it, or a step has used it before the last update. A gradient in a view of yours has no
+ * scaled it, or a step has used it before the last update. A gradient in your own view has no
  * tag: it counts as scaled by the current scale. If you have neither read nor set that scale, the
  * view cannot have been scaled by it: MIXP_ERR_ORDER.
  */

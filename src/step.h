@@ -5,7 +5,7 @@
  * Unscale, clip, step, update, in this order. The gradients' scale tags decide which call may use
  * which gradients. Then the verdict: the outcome of the step, and its cause.
  *
- * TWO NETWORKS IN TURN, as in a GAN: begin a step for each. d and g are the optimizers of the
+ * TWO ALTERNATING NETWORKS, as in a GAN: begin a step for each. d and g are the optimizers of the
  * discriminator and of the generator. Without retries, leave out the two loops.
  *
  *     do {
@@ -51,7 +51,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
  * fails changes nothing. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once, for all optimizers stepped or unscaled since the last update, and makes
- * these optimizers ready for the next step. Networks that train in turn: see the top of STEP.
+ * these optimizers ready for the next step. Networks that train alternately: see the top of STEP.
  * MIXP_ERR_ORDER: no optimizer was stepped or unscaled. MIXP_ERR_DIVERGED: max_floor_skips skips in
  * a row at the lowest scale; the message names the first bad tensor. */
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);

@@ -9,8 +9,8 @@
 /* Begins a step. Call it first in every training or evaluation step. Frees the activations, their
  * gradients and the tape of the previous step, and counts the step for random numbers. Every call
  * refuses a tensor of the previous step (MIXP_ERR_ORDER), and usually those of older steps. To keep
- * values, use mixp_copy; to keep a loss, mixp_item. Networks that train in turn, as in a GAN, have
- * a step each: see the top of STEP.
+ * values, use mixp_copy; to keep a loss, mixp_item. Networks that train alternately, as in a GAN,
+ * have one step each: see the top of STEP.
  *
  * MIXP_ERR_ORDER: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open, for example left by return,
  * goto or break; mixp_step_begin then closes the block. MIXP_ERR_ORDER without any change: your own
@@ -19,11 +19,11 @@
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* As mixp_step_begin, for a step that evaluates or samples, in training too. Does not count the
- * step: later steps draw the same random numbers with and without the evaluation, so a run that is
- * resumed has the bits of a run that never stopped, wherever each of them was evaluated. Dropout
- * that is on in such a step draws the numbers of the step before. mixp_backward refuses to walk in
- * such a step (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks as
- * in other steps. Works with mixp_retry_loss. Errors are those of mixp_step_begin. */
+ * step: later steps draw the same random numbers with and without the evaluation, so a resumed run
+ * is bit-identical to an uninterrupted run, whenever each of them was evaluated. Dropout that is on
+ * in such a step draws the numbers of the step before. mixp_backward refuses to walk in such a step
+ * (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks as in other
+ * steps. Works with mixp_retry_loss. Errors are those of mixp_step_begin. */
 MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was computed from. Gradients of

@@ -133,11 +133,11 @@ typedef struct mixp_context_desc {
                                                        fp8 and fp4: see below              */
     int       f32_gradients;                        /* 1: the gradients of f16 and bf16 parameters
                                                        are f32, so that sums of many micro-batches
-                                                       lose nothing; 4 bytes an element. Same on all
-                                                       ranks. 0: they have the parameter's dtype */
+                                                       lose nothing; 4 bytes per element. The same
+                                                       on all ranks. 0: the parameter's dtype */
     int       portable_bits;                        /* 1: the context's device is the CPU with the
-                                                       fastest instruction set whose bits all
-                                                       machines with SIMD share: neither AMX nor
+                                                       fastest instruction set that is bit-identical
+                                                       on all machines with SIMD: neither AMX nor
                                                        AVX512_BF16; `device` must be NULL.
                                                        0: `device`, or mixp_cpu()          */
 } mixp_context_desc;
@@ -202,8 +202,8 @@ enum {
  * pthread_cancel: do not cancel a thread during a call of mixprec. Locks of the context's threads
  * and the temporary file of a save would stay behind. Ask the thread to stop between steps.
  *
- * memory: a block, such as a static array, instead of an allocator. On a CPU everything of the
- * context lies in the block, including buffers of checkpoints. mixprec then never calls malloc;
+ * memory: a block, such as a static array, instead of an allocator. On a CPU all memory of the
+ * context is in the block, including buffers of checkpoints. mixprec then never calls malloc;
  * libc and OpenMP's threads may (compile without -fopenmp, or set threads 1). To find the size, run
  * once with a large block and read mixp_context_memory(ctx).block. If the block is too small, a
  * call fails with MIXP_ERR_MEMORY, or there is no context. The block is yours again after

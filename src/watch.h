@@ -108,17 +108,17 @@ typedef struct mixp_guard_desc {
                                    it. Only sites in use need memory                    */
 } mixp_guard_desc;
 
-/* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
+/* Turns the guard on, or changes its settings and keeps its records of sites. desc NULL = all
  * defaults. Call it between steps. On an error nothing changes. MIXP_ERR_ORDER: a region or a scope
  * is open, or a step is being captured. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites
  * differs from its first value. MIXP_ERR_DEVICE: the device has no kernel for it. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
- * what it knows. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
+ * its records. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
 /* Returns 1 if the next step must be sampled: run an ordinary step instead of replaying a graph. 0
- * otherwise, also without a guard. Without a fallback, replays have the bits of steps run one by
- * one. A skip in a replay forces no sample, because the host does not see it: the guard learns of
+ * otherwise, also without a guard. Without a fallback, replays are bit-identical to ordinary
+ * steps. A skip in a replay forces no sample, because the host does not see it: the guard learns of
  * its cause from the next sample on schedule, at most a quarter more than `every` updates later. A
  * run of replays may therefore skip more updates, lower its scale more and fall back later than the
  * same steps run one by one. */
@@ -156,7 +156,7 @@ typedef enum mixp_event_kind {
 
 typedef struct mixp_event {
     int64_t         number;     /* 0, 1, 2, ... since the guard was first started; loading a
-                                   checkpoint drops the events kept, and the numbers go on */
+                                   checkpoint drops the stored events; numbering continues */
     int64_t         step;       /* the context's step that was sampled. It counts micro-batches, and
                                    with ranks those of all: divide by both for your loop's step */
     mixp_event_kind kind;
@@ -232,8 +232,9 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
  * Returns 1 if the last update skipped its step and a retry with the same batch is worthwhile: at
  * the new scale, or with a site fallen back. Allows at most `times` retries in a row, at least 1.
  * The random step stays, so dropout draws the same numbers if the same operators are applied.
- * Returns 0 otherwise: go on. With a guard on, the retry is sampled, and a step whose batch or
- * weights are not finite is not retried. Works without a guard as well. Waits for the device. */
+ * Returns 0 otherwise: continue with the next batch. With a guard on, the retry is sampled, and a
+ * step whose batch or weights are not finite is not retried. Works without a guard as well. Waits
+ * for the device. */
 MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
 
 /* For an evaluation: do { mixp_step_begin(ctx); MIXP_NO_GRAD(ctx) ... loss ... } while
