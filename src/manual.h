@@ -53,7 +53,7 @@
  *         return 0;
  *     }
  *
- * CONTENTS: each section has a banner; search for its >>word
+ * CONTENTS: each section has a banner; search for its tag
  *
  *      1. results      >>results       codes and texts
  *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
