@@ -76,6 +76,7 @@ static void check(const char *doing) {
     const char *why;
     mixp_result result = mixp_context_error(m.ctx, &why);
     int         saved = m.run.saves && m.run.step > 0 && m.run.out[0] && in_run(&m.run, CHECKPOINT, path);
+    if (result != MIXP_OK) end_by_error(&m.run, why);
     if (result != MIXP_OK)
         die(1, "%s: %s%s%s%s", doing, why, result == MIXP_ERR_MEMORY ? plan_text : "",
             saved ? ". The last checkpoint is whole; go on with: " : "", saved ? command_that_continues : "");

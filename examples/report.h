@@ -1387,8 +1387,8 @@ static void report_draw_sites(const report_data *d, FILE *f) {
     }
     more = n > MOST ? n - MOST : 0;
     a.bottom = 10 + ROW * (n - more);
-    report_panel(f, "Sites that fell back", "values that do not fit fp16 are stored in f32 until they fit: no action "
-                 "needed &nbsp; bar: in f32 &nbsp; triangle: where that began",
+    report_panel(f, "Sites that fell back", "values that do not fit fp16 are stored in f32 until they fit "
+                 "&nbsp; bar: in f32 &nbsp; triangle: where that began",
                  (int)a.bottom + (more ? 66 : 50), "Sites that fell back to f32, and when");
     for (i = n = 0; i < d->n_notes && n < MOST; i++)
         if (d->notes[i].begins) report_draw_fall(d, &a, i, 16 + ROW * n++);
@@ -1469,11 +1469,15 @@ typedef struct report_total {
     double first, loss, val, best, best_step, scale, ms, skipped, last_skip, worst;
     char   worst_layer[REPORT_NAME];
     const char *why;                    /* of the newest skip */
+    const char *ended;                  /* by which error; "" for a run that did not fail */
+    double ended_at;                    /* the step of that error */
+    int    is_bad;                      /* 1: the last loss is Inf or NaN */
     int    fell, still;                 /* sites */
     double clipped, factor;             /* share of the steps that were logged; mean factor of those */
 } report_total;
 
 static void report_add_point(report_total *t, const report_point *p) {
+    if (report_is_there(p->loss)) t->is_bad = !report_is_finite(p->loss);
     if (report_is_finite(p->loss)) {
         if (!report_is_there(t->first)) t->first = p->loss;
         t->loss = p->loss;
@@ -1497,7 +1501,7 @@ static report_total report_sum(const report_data *d) {
     double        powers = 0;
     memset(&t, 0, sizeof t);
     t.first = t.loss = t.val = t.best = t.scale = t.ms = t.worst = REPORT_NONE;
-    t.why = "";
+    t.why = t.ended = "";
     for (i = 0; i < d->n_points; i++) {
         report_add_point(&t, &d->points[i]);
         norms += report_is_finite(d->points[i].clip);
@@ -1511,6 +1515,10 @@ static report_total report_sum(const report_data *d) {
         if (d->notes[i].kind == REPORT_SKIP) {
             t.last_skip = d->notes[i].step;
             t.why = d->notes[i].text;
+        }
+        if (d->notes[i].kind == REPORT_EVENT && strcmp(d->notes[i].text, "ended") == 0 && d->notes[i].step >= d->last) {
+            t.ended = d->notes[i].site;
+            t.ended_at = d->notes[i].step;
         }
         t.fell += d->notes[i].begins;
         t.still += d->notes[i].begins && d->notes[i].end < 0;
@@ -1542,9 +1550,16 @@ static void report_tile(FILE *f, const char *what, const char *format, ...) {
 static void report_tiles(const report_data *d, FILE *f) {
     report_total t = report_sum(d);
     char         text[24];
+    if (t.ended[0]) {
+        report_print(f, "<p class=\"cut\">Ended by an error at step %.0f: ", t.ended_at);
+        report_escape(f, t.ended);
+        fputs("</p>\n", f);
+    }
     fputs("<dl>", f);
     report_tile(f, "steps", "%s", report_short(d->last, text));
-    if (report_is_there(t.loss)) report_tile(f, "loss", "%.4g", t.loss);
+    if (t.is_bad && report_is_there(t.loss)) report_tile(f, "loss", "not finite; before: %.4g", t.loss);
+    else if (t.is_bad) report_tile(f, "loss", "not finite");
+    else if (report_is_there(t.loss)) report_tile(f, "loss", "%.4g", t.loss);
     if (report_is_there(t.best)) report_tile(f, "best validation", "%.4g", t.best);
     if (report_is_there(t.scale)) report_tile(f, "loss scale", "%.8g", t.scale);
     report_tile(f, "skipped", "%.0f (%.2g%%)", t.skipped,

@@ -192,7 +192,7 @@ static void make_export_folder(const config *c) {
 }
 
 /* --export: the weights, with config.json beside them; a GGUF file has everything in itself. */
-static void export_weights(const trainer *t) {
+static void export_weights(trainer *t) {
     char    path[PATH_SPACE], beside[PATH_SPACE], text[2048];
     int64_t n = gpt2_config_text(&t->c, &t->data, text, sizeof text);
     export_path(&t->c, path);

@@ -24,9 +24,10 @@ static const char *what_to_try(const config *c) {
 static int on_gpu(const trainer *t) { return t->device->wait != NULL; }
 
 /* The library never prints or exits: the first error waits in the context. */
-static void check(const trainer *t, const char *doing) {
+static void check(trainer *t, const char *doing) {
     const char *why = "";
     mixp_result result = mixp_context_error(t->ctx, &why);
+    if (result != MIXP_OK) end_by_error(&t->run, why);
     if (result == MIXP_ERR_DIVERGED) die(1, "while %s: %s. %s", doing, why, what_to_try(&t->c));
     if (result != MIXP_OK) die(1, "while %s: %s", doing, why);
 }

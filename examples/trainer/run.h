@@ -358,4 +358,11 @@ static void write_report(run *r) {
     write_csv(r, log);
 }
 
+/* The page of a run that an error ends shows its last numbers, and why it ended. */
+static void end_by_error(run *r, const char *why) {
+    if (!r->metrics) return;
+    report_event(r->metrics, (double)r->step, "ended", why, "", REPORT_NONE, REPORT_NONE);
+    write_report(r);
+}
+
 #endif

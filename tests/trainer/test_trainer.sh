@@ -262,6 +262,8 @@ gpt 1 $small --steps 50 --rule static --init-scale 1e30
 check "a scale that can never fit is reported" grep -q "while training: ." err
 check "with what to try" grep -q "Try a lower --init-scale, another --rule or a lower --lr$" err
 check "and not twice" test "$(grep -c . err)" -eq 1
+gpt 1 $small --steps 50 --rule static --init-scale 1e30 --out ended
+check "the page of a run that fails says why" grep -q "Ended by an error at step [0-9]*: ." ended/report.html
 gpt 0 $small --guard off --steps 60 --lr 100 --clip 0 --log-every 20 --eval-every 60
 check "a loss that is nan is warned of" grep -Eq "warning: at step [0-9]+ the loss is nan \((NaN|Inf) in the gradient of transformer\..*\): .* Try a lower --lr" err
 check "once" test "$(grep -c . err)" -eq 1
