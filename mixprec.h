@@ -33941,11 +33941,11 @@ static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
 /* Returns why a scaler cannot use a gradient, or NULL. */
 static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
     if (m->kind == MIXPI_MARK_MIXED)
-        return "is a sum over two loss scales, which no factor can undo; with one scaler, call "
-               "mixp_backward on all losses of a step before mixp_scaler_update, and "
-               "mixp_zero_grad after it; with two scalers (a GAN), call mixp_zero_grad on this "
-               "optimizer before mixp_backward of its own loss; an optimizer that steps less often "
-               "than others needs a scaler of its own";
+        return "is a sum over two loss scales, which no factor can undo: call mixp_zero_grad after "
+               "each mixp_scaler_update, before the next mixp_backward; with one scaler, call "
+               "mixp_backward on all losses of a step before mixp_scaler_update; with two scalers "
+               "(a GAN), call mixp_zero_grad on this optimizer before mixp_backward of its own "
+               "loss; an optimizer that steps less often than others needs a scaler of its own";
     if (m->kind == MIXPI_MARK_LOST)
         return "was scaled by a scaler that was freed; call mixp_zero_grad, and start again from "
                "the loss";
