@@ -6493,7 +6493,8 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
  * pitch, and its first `width` elements are the row. The rest is padding: not read as a gradient,
  * not in norms, not written. mixp_optimizer_underflow leaves these rows and f64 gradients out.
  * Errors as in mixp_optimizer_add; also MIXP_ERR_SHAPE: width is below 1 or above the pitch.
- * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, or ranks. */
+ * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, ranks, or memory that
+ * another view has. mixp_optimizer_set_ema refuses such rows. */
 MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor *param,
                                                 mixp_tensor *grad, int64_t width);
 
@@ -6511,9 +6512,10 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
 
 /* For backward passes that reuse one gradient buffer. Keeps a copy of the gradient that the view of
  * a parameter, given to mixp_optimizer_add, holds now; the program may overwrite the buffer at
- * once, and views of several parameters may share it. The next step uses the copies: it looks at
- * all of them, for one decision and one norm, and forgets them. A parameter that was not fed since
- * the last step gets no gradient. A second call before the step adds to the copy (micro-batches).
+ * once, and views of several parameters may share it (unless desc->zero_grad is set). The next step
+ * uses the copies: it looks at all of them, for one decision and one norm, and forgets them. A
+ * parameter that was not fed since the last step gets no gradient. A second call before the step
+ * adds to the copy (micro-batches).
  * The order of the calls does not change the result. Needs memory for one gradient (f32 for f64),
  * at the first call; without memory for all gradients: docs/parts.md.
  *
@@ -21607,19 +21609,22 @@ MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std
     const int before = mixpi_enter(t->ctx); /* mean and std may be Inf, mean NaN, as in PyTorch */
     if (std >= 0.0) return mixpi_leave(t->ctx, before, mixpi_init(t, 1, mean, std));
     return mixpi_leave(t->ctx, before,
-        mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-            "mixp_init_normal: std is %g; it must be at least 0", std));
+        mixp_context_fail(
+            t->ctx, MIXP_ERR_ARGUMENT, "mixp_init_normal: std is %g; it must be at least 0", std));
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init_uniform"));
+    const int before = mixpi_enter(t->ctx); /* high - low may be beyond f64 */
     if (mixpi_f64_is_finite(low) && mixpi_f64_is_finite(high) && low <= high &&
-        !mixpi_overflows(t->dtype, low) && !mixpi_overflows(t->dtype, high))
-        return mixpi_init(t, 0, low, high - low);
-    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-        "mixp_init_uniform: low is %g and high is %g; both must be finite and in the range of %s, "
-        "and low must not be above high",
-        low, high, mixp_dtype_name(t->dtype));
+        mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
+        !mixpi_overflows(t->dtype, high))
+        return mixpi_leave(t->ctx, before, mixpi_init(t, 0, low, high - low));
+    return mixpi_leave(t->ctx, before,
+        mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+            "mixp_init_uniform: low is %g and high is %g; both must be finite and in the range of "
+            "%s, as must their difference, and low must not be above high",
+            low, high, mixp_dtype_name(t->dtype)));
 }
 
 /* Initialises t, normal or uniform, with standard deviation gain / sqrt(fan). fan is fan_in if fans
@@ -31776,6 +31781,7 @@ struct mixp_optimizer {
     mixp_step_plan   plan;
     mixp_optimizer_states states;
     int              no_master, zero_grad;
+    int              has_padding;   /* 1: a parameter has rows with a pitch             */
     float            initial_sum;   /* Adagrad: where a sum starts                         */
     int64_t          issued;    /* MIXP_SCHEDULE_FUNCTION: steps that the device was given; -1 = not
                                    known                                                   */
@@ -32524,6 +32530,22 @@ static const char *mixpi_rows_wrong(
     return NULL;
 }
 
+/* Does p, or its gradient g, lie in the padding of another view, or another view in theirs? A step
+ * clears padding while it reads a row, and puts it back. */
+static int mixpi_padding_clash(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g, int64_t width) {
+    if (width && mixpi_overlaps(p, g)) return 1;
+    for (int64_t k = 0; (width || opt->has_padding) && k < opt->count; k++) {
+        const mixpi_slot *there = &opt->slot[k];
+        if (!width && !opt->rows[k].pitch) continue;
+        if (g &&
+            (mixpi_overlaps(there->param, g) || (there->grad && mixpi_overlaps(there->grad, g))))
+            return 1;
+        if (there->grad && mixpi_overlaps(there->grad, p)) return 1;
+    }
+    return 0;
+}
+
 /* Can p be added? width: elements of a row that count; 0 = all. Reports the first problem. */
 static mixp_result mixpi_add_check(
     mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g, int64_t width) {
@@ -32559,6 +32581,9 @@ static mixp_result mixpi_add_check(
 
     /* Refuse what this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
+    if (!wrong && mixpi_padding_clash(opt, p, g, width))
+        wrong = "shares memory with the padding of rows, or its padding with another view: give "
+                "each view memory of its own";
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
         wrong = "is not a matrix, and Muon trains only matrices: add it to an AdamW optimizer";
@@ -32937,7 +32962,7 @@ static mixp_result mixpi_kept_digits(
     return r;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
+static mixp_result mixpi_do_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
     mixp_state_kind what, float *host, int64_t count) {
     const char *wrong = NULL;
     mixp_result r = MIXP_OK;
@@ -32979,6 +33004,12 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
         MIXPI_TRY(
             mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i));
     return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
+    mixp_state_kind what, float *host, int64_t count) {
+    MIXPI_RETURN_INSIDE(
+        opt ? opt->ctx : NULL, mixpi_do_optimizer_read(opt, param, what, host, count));
 }
 
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
@@ -33099,12 +33130,17 @@ static int64_t mixpi_state_bad(
 static mixp_result mixpi_state_settle(mixp_optimizer *opt, int64_t i, mixp_state_kind what) {
     mixpi_slot *slot = &opt->slot[i];
     const mixp_param_row *row = &opt->rows[i];
+    for (int64_t k = 0; what == MIXP_STATE_EMA && k < opt->count; k++) {
+        const int is_stale = opt->slot[k].version != opt->slot[k].param->version;
+        if (k != i && is_stale && mixpi_ema_is_new(opt, k)) MIXPI_TRY(mixpi_master_sync(opt, k));
+    }
     if (what == MIXP_STATE_EMA) opt->ema_begun = opt->ema_count;
     if (what != MIXP_STATE_MASTER) return MIXP_OK;
     if (!mixpi_row_is_split(row))
         MIXPI_TRY(mixpi_convert_to(opt->ctx, mixpi_out_to(row->weight, row->weight_dtype, 0),
             mixpi_in(row->master, MIXP_F32), row->count));
     mixpi_note_write(slot->param, "mixp_optimizer_write");
+    if (mixpi_ema_is_new(opt, i)) MIXPI_TRY(mixpi_ema_start(opt, i));
     slot->version = slot->param->version;
     return MIXP_OK;
 }
@@ -33140,6 +33176,10 @@ static mixp_result mixpi_do_optimizer_write(mixp_optimizer *opt, const mixp_tens
             "%s '%s': this optimizer keeps no such state; an average needs mixp_optimizer_set_ema",
             who, param->name);
     MIXPI_TRY(mixpi_transfer_check(param, host, MIXP_F32, count, who));
+
+    if (what == MIXP_STATE_MASTER && opt->rows[i].pitch)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+            "%s '%s': its rows have padding: write the weight itself", who, param->name);
 
     const int64_t bad = mixpi_state_bad(opt, what, host, count);
     if (bad >= 0)
@@ -33188,11 +33228,14 @@ static mixp_result mixpi_do_set_applied(
     if (i < 0) return mixpi_failed(opt->ctx);
     if (param) return mixpi_upload(opt->ctx, opt->rows[i].missed, &missed, sizeof missed);
 
-    /* Of all: nothing missed, nothing skipped. */
+    /* Of all: nothing missed, nothing skipped, no history of spikes. */
     for (int64_t k = 0; k < opt->count; k++)
         MIXPI_TRY(mixpi_upload(opt->ctx, opt->rows[k].missed, &none, sizeof none));
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->applied, &steps, sizeof steps));
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->steps, &steps, sizeof steps));
+    mixp_spike_state spikes;
+    memset(&spikes, 0, sizeof spikes);
+    MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->spike, &spikes, sizeof spikes));
     opt->issued = -1;
     return mixpi_upload(opt->ctx, &opt->state->skipped, &none, sizeof none);
 }
@@ -33240,6 +33283,7 @@ static mixp_result mixpi_do_optimizer_add(
     if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
     if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
     if (r == MIXP_OK) opt->rows_changed = 1;
+    if (r == MIXP_OK && width) opt->has_padding = 1;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small_states = 1;
     opt->count += r == MIXP_OK;
     param->own.optimizers += r == MIXP_OK;
@@ -34090,6 +34134,10 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
             "give the optimizer only parameters that train",
             p->name);
     }
+    if (opt->has_padding)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+            "mixp_optimizer_set_ema: a parameter has rows with padding, and a swap would write the "
+            "padding: use dense rows, or average the weights yourself");
     if (mixpi_check_uncaptured(opt->ctx, "mixp_optimizer_set_ema") != MIXP_OK)
         return MIXP_ERR_ORDER;
     return mixpi_need_weights(opt, "mixp_optimizer_set_ema");
@@ -36986,13 +37034,25 @@ static int mixpi_item_is_added(const mixpi_state_item *item, const mixp_safetens
     return 1;
 }
 
+static int mixpi_has_weight(const mixpi_state *s, const char *name) {
+    for (size_t i = 0; i < s->n_items; i++)
+        if (s->items[i].weight && strcmp(s->items[i].e.name, name) == 0) return 1;
+    return 0;
+}
+
 /* Is a tensor, which only the file has, of a parameter that the program has removed? */
 static int mixpi_name_is_removed(const char *name, const mixpi_state *s) {
     static const char *const reserved[] = { "optimizer.", "scaler.", "mixprec.", "value." };
+    static const char *const recipes[] = { "mixprec.recipe.scales.",
+        "mixprec.recipe.amax_history." };
     size_t prefix;
     const char *param = mixpi_name_of_row(name, &prefix);
     for (size_t i = 0; param && i < s->n_items; i++)
         if (mixpi_is_missed_of(s->items[i].e.name, name, prefix, param)) return 0;
+    for (size_t k = 0; !param && k < MIXPI_LENGTH(recipes); k++) {
+        const size_t n = strlen(recipes[k]);
+        if (strncmp(name, recipes[k], n) == 0) return !mixpi_has_weight(s, name + n);
+    }
     for (size_t k = 0; !param && k < MIXPI_LENGTH(reserved); k++)
         if (strncmp(name, reserved[k], strlen(reserved[k])) == 0) return 0;
     return 1;
@@ -37670,6 +37730,14 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
+
+    /* An added parameter keeps what the program wrote into it: its master follows. */
+    for (int o = 0; what->partial && o < what->n_optimizers; o++)
+        for (k = 0; r == MIXP_OK && k < what->optimizers[o]->count; k++) {
+            const mixpi_slot *slot = &what->optimizers[o]->slot[k];
+            if (slot->version != slot->param->version)
+                r = mixpi_master_sync(what->optimizers[o], k);
+        }
 
     /* The bytes, each to its place. */
     for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {

@@ -166,7 +166,8 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
  * pitch, and its first `width` elements are the row. The rest is padding: not read as a gradient,
  * not in norms, not written. mixp_optimizer_underflow leaves these rows and f64 gradients out.
  * Errors as in mixp_optimizer_add; also MIXP_ERR_SHAPE: width is below 1 or above the pitch.
- * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, or ranks. */
+ * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, ranks, or memory that
+ * another view has. mixp_optimizer_set_ema refuses such rows. */
 MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor *param,
                                                 mixp_tensor *grad, int64_t width);
 
@@ -184,9 +185,10 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
 
 /* For backward passes that reuse one gradient buffer. Keeps a copy of the gradient that the view of
  * a parameter, given to mixp_optimizer_add, holds now; the program may overwrite the buffer at
- * once, and views of several parameters may share it. The next step uses the copies: it looks at
- * all of them, for one decision and one norm, and forgets them. A parameter that was not fed since
- * the last step gets no gradient. A second call before the step adds to the copy (micro-batches).
+ * once, and views of several parameters may share it (unless desc->zero_grad is set). The next step
+ * uses the copies: it looks at all of them, for one decision and one norm, and forgets them. A
+ * parameter that was not fed since the last step gets no gradient. A second call before the step
+ * adds to the copy (micro-batches).
  * The order of the calls does not change the result. Needs memory for one gradient (f32 for f64),
  * at the first call; without memory for all gradients: docs/parts.md.
  *

@@ -496,7 +496,8 @@ static mixp_result mixpi_cuda_embedding_backward(
     if ((k->dtable.data && !is_real(k->dtable.dtype)) || !is_real(k->dy.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
-    if (k->vocab <= 0 || (!k->dtable.data && !k->bags.count)) return MIXP_OK;
+    if (k->vocab <= 0) return MIXP_OK;
+    if (!k->dtable.data && (!k->bags.count || k->rows <= 0)) return MIXP_OK;
 
     /* Take memory for the sorted rows. */
     Sorted to = { NULL, NULL, NULL };

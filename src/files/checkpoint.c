@@ -651,6 +651,14 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
 
+    /* An added parameter keeps what the program wrote into it: its master follows. */
+    for (int o = 0; what->partial && o < what->n_optimizers; o++)
+        for (k = 0; r == MIXP_OK && k < what->optimizers[o]->count; k++) {
+            const mixpi_slot *slot = &what->optimizers[o]->slot[k];
+            if (slot->version != slot->param->version)
+                r = mixpi_master_sync(what->optimizers[o], k);
+        }
+
     /* The bytes, each to its place. */
     for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];

@@ -37,13 +37,25 @@ static int mixpi_item_is_added(const mixpi_state_item *item, const mixp_safetens
     return 1;
 }
 
+static int mixpi_has_weight(const mixpi_state *s, const char *name) {
+    for (size_t i = 0; i < s->n_items; i++)
+        if (s->items[i].weight && strcmp(s->items[i].e.name, name) == 0) return 1;
+    return 0;
+}
+
 /* Is a tensor, which only the file has, of a parameter that the program has removed? */
 static int mixpi_name_is_removed(const char *name, const mixpi_state *s) {
     static const char *const reserved[] = { "optimizer.", "scaler.", "mixprec.", "value." };
+    static const char *const recipes[] = { "mixprec.recipe.scales.",
+        "mixprec.recipe.amax_history." };
     size_t prefix;
     const char *param = mixpi_name_of_row(name, &prefix);
     for (size_t i = 0; param && i < s->n_items; i++)
         if (mixpi_is_missed_of(s->items[i].e.name, name, prefix, param)) return 0;
+    for (size_t k = 0; !param && k < MIXPI_LENGTH(recipes); k++) {
+        const size_t n = strlen(recipes[k]);
+        if (strncmp(name, recipes[k], n) == 0) return !mixpi_has_weight(s, name + n);
+    }
     for (size_t k = 0; !param && k < MIXPI_LENGTH(reserved); k++)
         if (strncmp(name, reserved[k], strlen(reserved[k])) == 0) return 0;
     return 1;

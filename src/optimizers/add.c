@@ -40,6 +40,7 @@ static mixp_result mixpi_do_optimizer_add(
     if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
     if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
     if (r == MIXP_OK) opt->rows_changed = 1;
+    if (r == MIXP_OK && width) opt->has_padding = 1;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small_states = 1;
     opt->count += r == MIXP_OK;
     param->own.optimizers += r == MIXP_OK;

@@ -114,6 +114,22 @@ static const char *mixpi_rows_wrong(
     return NULL;
 }
 
+/* Does p, or its gradient g, lie in the padding of another view, or another view in theirs? A step
+ * clears padding while it reads a row, and puts it back. */
+static int mixpi_padding_clash(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g, int64_t width) {
+    if (width && mixpi_overlaps(p, g)) return 1;
+    for (int64_t k = 0; (width || opt->has_padding) && k < opt->count; k++) {
+        const mixpi_slot *there = &opt->slot[k];
+        if (!width && !opt->rows[k].pitch) continue;
+        if (g &&
+            (mixpi_overlaps(there->param, g) || (there->grad && mixpi_overlaps(there->grad, g))))
+            return 1;
+        if (there->grad && mixpi_overlaps(there->grad, p)) return 1;
+    }
+    return 0;
+}
+
 /* Can p be added? width: elements of a row that count; 0 = all. Reports the first problem. */
 static mixp_result mixpi_add_check(
     mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g, int64_t width) {
@@ -149,6 +165,9 @@ static mixp_result mixpi_add_check(
 
     /* Refuse what this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
+    if (!wrong && mixpi_padding_clash(opt, p, g, width))
+        wrong = "shares memory with the padding of rows, or its padding with another view: give "
+                "each view memory of its own";
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
         wrong = "is not a matrix, and Muon trains only matrices: add it to an AdamW optimizer";

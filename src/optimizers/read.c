@@ -88,7 +88,7 @@ static mixp_result mixpi_kept_digits(
     return r;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
+static mixp_result mixpi_do_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
     mixp_state_kind what, float *host, int64_t count) {
     const char *wrong = NULL;
     mixp_result r = MIXP_OK;
@@ -130,6 +130,12 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
         MIXPI_TRY(
             mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i));
     return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
+    mixp_state_kind what, float *host, int64_t count) {
+    MIXPI_RETURN_INSIDE(
+        opt ? opt->ctx : NULL, mixpi_do_optimizer_read(opt, param, what, host, count));
 }
 
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {

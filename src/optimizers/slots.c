@@ -61,6 +61,7 @@ struct mixp_optimizer {
     mixp_step_plan   plan;
     mixp_optimizer_states states;
     int              no_master, zero_grad;
+    int              has_padding;   /* 1: a parameter has rows with a pitch             */
     float            initial_sum;   /* Adagrad: where a sum starts                         */
     int64_t          issued;    /* MIXP_SCHEDULE_FUNCTION: steps that the device was given; -1 = not
                                    known                                                   */

@@ -81,12 +81,17 @@ static int64_t mixpi_state_bad(
 static mixp_result mixpi_state_settle(mixp_optimizer *opt, int64_t i, mixp_state_kind what) {
     mixpi_slot *slot = &opt->slot[i];
     const mixp_param_row *row = &opt->rows[i];
+    for (int64_t k = 0; what == MIXP_STATE_EMA && k < opt->count; k++) {
+        const int is_stale = opt->slot[k].version != opt->slot[k].param->version;
+        if (k != i && is_stale && mixpi_ema_is_new(opt, k)) MIXPI_TRY(mixpi_master_sync(opt, k));
+    }
     if (what == MIXP_STATE_EMA) opt->ema_begun = opt->ema_count;
     if (what != MIXP_STATE_MASTER) return MIXP_OK;
     if (!mixpi_row_is_split(row))
         MIXPI_TRY(mixpi_convert_to(opt->ctx, mixpi_out_to(row->weight, row->weight_dtype, 0),
             mixpi_in(row->master, MIXP_F32), row->count));
     mixpi_note_write(slot->param, "mixp_optimizer_write");
+    if (mixpi_ema_is_new(opt, i)) MIXPI_TRY(mixpi_ema_start(opt, i));
     slot->version = slot->param->version;
     return MIXP_OK;
 }
@@ -122,6 +127,10 @@ static mixp_result mixpi_do_optimizer_write(mixp_optimizer *opt, const mixp_tens
             "%s '%s': this optimizer keeps no such state; an average needs mixp_optimizer_set_ema",
             who, param->name);
     MIXPI_TRY(mixpi_transfer_check(param, host, MIXP_F32, count, who));
+
+    if (what == MIXP_STATE_MASTER && opt->rows[i].pitch)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+            "%s '%s': its rows have padding: write the weight itself", who, param->name);
 
     const int64_t bad = mixpi_state_bad(opt, what, host, count);
     if (bad >= 0)
@@ -170,11 +179,14 @@ static mixp_result mixpi_do_set_applied(
     if (i < 0) return mixpi_failed(opt->ctx);
     if (param) return mixpi_upload(opt->ctx, opt->rows[i].missed, &missed, sizeof missed);
 
-    /* Of all: nothing missed, nothing skipped. */
+    /* Of all: nothing missed, nothing skipped, no history of spikes. */
     for (int64_t k = 0; k < opt->count; k++)
         MIXPI_TRY(mixpi_upload(opt->ctx, opt->rows[k].missed, &none, sizeof none));
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->applied, &steps, sizeof steps));
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->steps, &steps, sizeof steps));
+    mixp_spike_state spikes;
+    memset(&spikes, 0, sizeof spikes);
+    MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->spike, &spikes, sizeof spikes));
     opt->issued = -1;
     return mixpi_upload(opt->ctx, &opt->state->skipped, &none, sizeof none);
 }

@@ -39,6 +39,10 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
             "give the optimizer only parameters that train",
             p->name);
     }
+    if (opt->has_padding)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+            "mixp_optimizer_set_ema: a parameter has rows with padding, and a swap would write the "
+            "padding: use dense rows, or average the weights yourself");
     if (mixpi_check_uncaptured(opt->ctx, "mixp_optimizer_set_ema") != MIXP_OK)
         return MIXP_ERR_ORDER;
     return mixpi_need_weights(opt, "mixp_optimizer_set_ema");

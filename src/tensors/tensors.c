@@ -428,19 +428,22 @@ MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std
     const int before = mixpi_enter(t->ctx); /* mean and std may be Inf, mean NaN, as in PyTorch */
     if (std >= 0.0) return mixpi_leave(t->ctx, before, mixpi_init(t, 1, mean, std));
     return mixpi_leave(t->ctx, before,
-        mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-            "mixp_init_normal: std is %g; it must be at least 0", std));
+        mixp_context_fail(
+            t->ctx, MIXP_ERR_ARGUMENT, "mixp_init_normal: std is %g; it must be at least 0", std));
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init_uniform"));
+    const int before = mixpi_enter(t->ctx); /* high - low may be beyond f64 */
     if (mixpi_f64_is_finite(low) && mixpi_f64_is_finite(high) && low <= high &&
-        !mixpi_overflows(t->dtype, low) && !mixpi_overflows(t->dtype, high))
-        return mixpi_init(t, 0, low, high - low);
-    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-        "mixp_init_uniform: low is %g and high is %g; both must be finite and in the range of %s, "
-        "and low must not be above high",
-        low, high, mixp_dtype_name(t->dtype));
+        mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
+        !mixpi_overflows(t->dtype, high))
+        return mixpi_leave(t->ctx, before, mixpi_init(t, 0, low, high - low));
+    return mixpi_leave(t->ctx, before,
+        mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+            "mixp_init_uniform: low is %g and high is %g; both must be finite and in the range of "
+            "%s, as must their difference, and low must not be above high",
+            low, high, mixp_dtype_name(t->dtype)));
 }
 
 /* Initialises t, normal or uniform, with standard deviation gain / sqrt(fan). fan is fan_in if fans
