@@ -166,11 +166,12 @@ NUMBERS_MAYBE void layout_law(const mixp_device *device) {
         { { MIXP_BF16, MIXP_BF16, LAYOUT_PITCH } }
     };
     static layout_end want, got;
+    const int quick = device && getenv("MIXPREC_TEST_QUICK");  /* each optimizer and dtype with one setting of three */
     int compared = 0;
     for (int k = 0; layout_kind(k).lr > 0.0; k++) {
         const mixp_optimizer_desc d = layout_kind(k);
         for (int p = 0; p < 3; p++)
-            for (int how = 0; how < 3; how++) {
+            for (int how = quick ? (k + p) % 3 : 0; how < 3; how += quick ? 3 : 1) {
                 CHECK(layout_run(device, &d, &plain[p], how, &want));
                 for (int i = 0; i < 5 && cases[p][i].pitch; i++) {
                     const layout *l = &cases[p][i];
@@ -183,6 +184,6 @@ NUMBERS_MAYBE void layout_law(const mixp_device *device) {
                 }
             }
     }
-    CHECK(compared > 150);
+    CHECK(compared > (quick ? 50 : 150));
 }
 #endif
