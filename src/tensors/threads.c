@@ -135,7 +135,7 @@ static void mixpi_gate_leave(mixpi_pool *p) {
  * least one of the two sees the other, and no wake-up is lost. */
 static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
     int i, entered;
-    for (i = 0; mixpi_wait_awake(i); i++)
+    for (i = 0; !__atomic_load_n(&p->quit, __ATOMIC_RELAXED) && mixpi_wait_awake(i); i++)
         if (mixpi_gate_pass(p, seen)) return 1;
     pthread_mutex_lock(&p->lock);
     __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
@@ -193,7 +193,7 @@ static void mixpi_pool_close(mixpi_pool *p) {
 static void mixpi_pool_stop(mixpi_pool *p) {
     if (!p || p->owner != getpid()) return;
     pthread_mutex_lock(&p->lock);
-    p->quit = 1;
+    __atomic_store_n(&p->quit, 1, __ATOMIC_RELAXED);
     pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
     for (int i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
