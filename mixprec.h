@@ -33524,8 +33524,8 @@ static int mixpi_is_too_coarse(const mixp_tensor *t, double rate) {
  * Only of rules whose update is at most about the rate, and of weights that the host can read. */
 static void mixpi_warn_of_lost_updates(const mixp_optimizer *opt) {
     const mixp_optimizer_kind kind = opt->plan.kind;
-    const int bounded = kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_RMSPROP &&
-                        kind != MIXP_OPTIMIZER_MUON;
+    const int bounded =
+        kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_RMSPROP && kind != MIXP_OPTIMIZER_MUON;
     if (!opt->no_master || !bounded || opt->stepped || opt->ctx->device->download) return;
     for (int64_t i = 0; i < opt->count; i++) {
         const mixp_tensor *t = opt->slot[i].param;

@@ -191,6 +191,7 @@ static void open_tokenizer(void) {
             "%s has no token %lld, which is eos_token_id of %s: the tokenizer does not belong to "
             "the model",
             path, (long long)cfg.eos, cfg.path);
+    free(path);
 }
 
 /* Reads the config and opens the weights, then reads the tokenizer. */
