@@ -7597,8 +7597,8 @@ extern "C" {
 #  define MIXPI_SELDOM_END
 #endif
 
-/* The same around rooms of which a plain step runs nothing: files, guests, checks. There clang
- * optimises for size, too. */
+/* The same around rooms of which a plain step runs nothing: files, guests, checks. Clang also
+ * optimises these for size. */
 #if defined(__clang__) && __clang_major__ >= 7 && defined(__OPTIMIZE__)
 #  define MIXPI_COLD_BEGIN \
        _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")

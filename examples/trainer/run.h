@@ -30,7 +30,7 @@ typedef struct run {
     const char     *advice;             /* what to try if the run diverges */
     int             resume, overwrite, quiet, csv, only_looks;
     int             saves;              /* 1: this rank takes part in saves */
-    int             tells_best;         /* 1: an untrained best checkpoint is told of */
+    int             tells_best;         /* 1: says that the best one is untrained */
     int             guarded;
     int             rank;
     const mixp_ranks_desc *ranks;       /* size 0: one process without ranks */

@@ -87,7 +87,7 @@ static size_t test_fwrite(const void *p, size_t size, size_t n, FILE *f) {
     }
     if (interrupted()) return 0;
     part = room_for(n);
-    if (part < (long)n) errno = ENOSPC;         /* stdio tries the rest, too */
+    if (part < (long)n) errno = ENOSPC;         /* stdio also writes the rest */
     return part < 0 ? 0 : fwrite(p, size, (size_t)part, f);
 }
 static size_t test_fread(void *p, size_t size, size_t n, FILE *f)
