@@ -6716,11 +6716,12 @@ __device__ inline bool is_padding(const mixp_param_row &row, int64_t i) {
 /* get8_any of a row's gradient or weight, which may be f64. Padding is 0. */
 __device__ inline void get_of_row(
     const mixp_param_row &row, mixp_in a, int64_t i, int n, bool wide, float *v) {
-    if (a.dtype == MIXP_F64)
-        for (int k = 0; k < 8; k++) v[k] = k < n ? (float)((const double *)a.data)[i + k] : 0.0f;
-    else get8_any(a, i, n, wide, v);
-    for (int k = 0; row.pitch && k < 8; k++)
+    if (a.dtype != MIXP_F64) get8_any(a, i, n, wide, v);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (a.dtype == MIXP_F64) v[k] = k < n ? (float)((const double *)a.data)[i + k] : 0.0f;
         if (is_padding(row, i + k)) v[k] = 0.0f;
+    }
 }
 /* put8_any likewise. Does not write padding. */
 __device__ inline void put_of_row(
@@ -6729,8 +6730,9 @@ __device__ inline void put_of_row(
         put8_any(a, i, n, wide, v);
         return;
     }
-    for (int k = 0; k < n; k++) {
-        if (is_padding(row, i + k)) continue;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (k >= n || is_padding(row, i + k)) continue;
         if (a.dtype == MIXP_F64) ((double *)a.data)[i + k] = (double)v[k];
         else put1(a, i + k, v[k]);
     }

@@ -64,7 +64,7 @@ typedef struct cut_stage { cut_kind kind; int prefix; } cut_stage;
 enum { CUT_STAGES = 8 };
 
 typedef struct tokenizer {
-    const char *path;
+    char       *path;
     bpe_token  *tokens;
     int64_t     count, most;            /* largest number + 1; its limit */
     char       *pool;                   /* the texts of all tokens */
@@ -576,6 +576,7 @@ static void free_tokenizer(tokenizer *t) {
     free(t->first_merge);
     free(t->raw.all);
     free(t->normal.all);
+    free(t->path);
     free(t);
 }
 
@@ -585,7 +586,8 @@ static tokenizer *tokenizer_of(const char *path, const char *root, size_t size) 
     tokenizer  *t = (tokenizer *)tokenizer_memory(1, sizeof *t);
     const char *model, *vocab, *merges, *added;
     int64_t     entries;
-    t->path = path;
+    t->path = (char *)tokenizer_memory(strlen(path) + 1, 1);
+    memcpy(t->path, path, strlen(path) + 1);
     model = json_find(root, "model");
     if (!model || *model != '{') die(1, "%s is not a tokenizer.json: it has no model", path);
     check_model(t, model);
