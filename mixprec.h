@@ -114,6 +114,7 @@
  *                                                ones
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    POSIX threads without OpenMP, one for each core
+ *                                                that the process may use
  *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio only: see CHECKPOINT
  *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
  *                                                are not declared, and mixp_context_new fails if
@@ -4377,10 +4378,11 @@ enum {
  * allocator, threads below 0 or above 4096, an unknown epilogue, portable_bits with a device, or a
  * device or stream that cannot be used.
  *
- * Threads: OpenMP sets their number. On POSIX systems the threads are the context's own, unless
- * OMP_PROC_BIND is set, which selects OpenMP's. Waiting threads sleep, and a loop does not wait for
- * a thread that has no core, so on a busy machine two threads are no slower than one. Small work
- * runs in the calling thread, with the same bits.
+ * Threads: their default number is OpenMP's, or that of the cores. On Linux it obeys the affinity
+ * mask (taskset) and a container's CPU quota, unless OMP_NUM_THREADS is set. On POSIX systems the
+ * threads are the context's own, unless OMP_PROC_BIND is set, which selects OpenMP's. Waiting
+ * threads sleep, and a loop does not wait for a thread that has no core, so on a busy machine two
+ * threads are no slower than one. Small work runs in the calling thread, with the same bits.
  *
  * fork: a child starts its own threads. OpenMP's threads may hang in a child once the parent has
  * used them: fork before the first step, or set threads 1 for the child's context.
@@ -20316,13 +20318,66 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 }
 #endif
 
-#if MIXPI_OPENMP
-static int mixpi_threads_available(void) { return omp_get_max_threads(); }
-#elif MIXPI_POOL
-static int mixpi_threads_available(void) {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : (int)mixpi_min(n, MIXPI_WORKERS_MOST);
+#if MIXPI_POOL && defined(__linux__)
+#  include <sys/syscall.h>
+#  ifndef __cplusplus
+long syscall(long number, ...);         /* declaration hidden under -std=c99 */
+#  endif
+
+/* The number of cores in the affinity mask of the calling thread. 0: unknown. */
+static int64_t mixpi_cores_in_mask(void) {
+    unsigned char mask[1024];
+    long cores = 0, bytes;
+    memset(mask, 0, sizeof mask);
+    bytes = syscall(SYS_sched_getaffinity, 0L, sizeof mask, mask);
+    for (long i = 0; i < bytes; i++) cores += __builtin_popcount(mask[i]);
+    return cores;
 }
+
+/* Reads one or two numbers from a file. *first becomes 0 if the file starts with a word. */
+static void mixpi_read_numbers(const char *path, long *first, long *second) {
+    FILE *f = fopen(path, "r");
+    if (!f) return;
+    if (fscanf(f, "%ld %ld", first, second) < 1) *first = 0;
+    fclose(f);
+}
+
+/* The CPU quota of a container in cores, rounded up. 0: none. cpu.max has "quota period" or
+ * "max period"; version 1 of cgroups has a file for each number, and -1 for no quota. */
+static int64_t mixpi_cores_in_quota(void) {
+    long quota = 0, period = 0, none;
+    mixpi_read_numbers("/sys/fs/cgroup/cpu.max", &quota, &period);
+    mixpi_read_numbers("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", &quota, &none);
+    mixpi_read_numbers("/sys/fs/cgroup/cpu/cpu.cfs_period_us", &period, &none);
+    return quota > 0 && period > 0 ? mixpi_ceil_div(quota, period) : 0;
+}
+#endif
+
+#if MIXPI_POOL
+/* The number of cores that the process may use, at least 1. */
+static int mixpi_cores_allowed(void) {
+    int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
+#  ifdef __linux__
+    const int64_t mask = mixpi_cores_in_mask(), quota = mixpi_cores_in_quota();
+    if (mask > 0) cores = mask;
+    if (quota > 0) cores = mixpi_min(cores, quota);
+#  endif
+    return cores < 1 ? 1 : (int)mixpi_min(cores, MIXPI_WORKERS_MOST);
+}
+#endif
+
+#if MIXPI_OPENMP
+/* OpenMP's default obeys the affinity mask but no quota. A number that the user chose stays. */
+static int mixpi_threads_available(void) {
+    const int threads = omp_get_max_threads();
+#  if MIXPI_POOL
+    if (threads == omp_get_num_procs() && !getenv("OMP_NUM_THREADS"))
+        return (int)mixpi_min(threads, mixpi_cores_allowed());
+#  endif
+    return threads;
+}
+#elif MIXPI_POOL
+static int mixpi_threads_available(void) { return mixpi_cores_allowed(); }
 #endif
 
 /* A copy between host and device memory, as a device's upload and download make it. */

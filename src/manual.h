@@ -114,6 +114,7 @@
  *                                                ones
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    POSIX threads without OpenMP, one for each core
+ *                                                that the process may use
  *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio only: see CHECKPOINT
  *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
  *                                                are not declared, and mixp_context_new fails if

@@ -191,10 +191,11 @@ enum {
  * allocator, threads below 0 or above 4096, an unknown epilogue, portable_bits with a device, or a
  * device or stream that cannot be used.
  *
- * Threads: OpenMP sets their number. On POSIX systems the threads are the context's own, unless
- * OMP_PROC_BIND is set, which selects OpenMP's. Waiting threads sleep, and a loop does not wait for
- * a thread that has no core, so on a busy machine two threads are no slower than one. Small work
- * runs in the calling thread, with the same bits.
+ * Threads: their default number is OpenMP's, or that of the cores. On Linux it obeys the affinity
+ * mask (taskset) and a container's CPU quota, unless OMP_NUM_THREADS is set. On POSIX systems the
+ * threads are the context's own, unless OMP_PROC_BIND is set, which selects OpenMP's. Waiting
+ * threads sleep, and a loop does not wait for a thread that has no core, so on a busy machine two
+ * threads are no slower than one. Small work runs in the calling thread, with the same bits.
  *
  * fork: a child starts its own threads. OpenMP's threads may hang in a child once the parent has
  * used them: fork before the first step, or set threads 1 for the child's context.

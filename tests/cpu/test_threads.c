@@ -1,9 +1,11 @@
 /* test_threads.c - mixprec's own threads (MIXPREC_THREADS): every task runs once, the bits are
- * those of one thread, across fork, and with fewer threads than requested. Works with
- * -fsanitize=thread.
+ * those of one thread, across fork, and with fewer threads than requested. The default number obeys
+ * the affinity mask and a container's quota. Works with -fsanitize=thread.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include <pthread.h>
+#include <stdio.h>
+#include <string.h>
 
 /* The system gives so many threads and no more; negative: any number. */
 static int threads_left = -1;
@@ -14,6 +16,25 @@ static int create_thread(pthread_t *thread, const pthread_attr_t *attr, void *(*
 }
 #define pthread_create create_thread
 
+/* The files of a container: the end of a path, and the text. */
+typedef struct quota_file {
+    const char *end, *text;
+} quota_file;
+static quota_file quota_files[2];
+
+static FILE *open_quota(const char *path, const char *mode) {
+    FILE *f = NULL;
+    int i;
+    if (strncmp(path, "/sys/fs/cgroup/", 15) != 0) return fopen(path, mode);
+    for (i = 0; i < 2 && !f; i++)
+        if (quota_files[i].end && strstr(path, quota_files[i].end)) f = tmpfile();
+    if (!f) return NULL;
+    fputs(quota_files[i - 1].text, f);
+    rewind(f);
+    return f;
+}
+#define fopen open_quota
+
 #undef MIXPREC_IMPLEMENTATION_DONE
 #ifndef MIXPREC_THREADS
 #  define MIXPREC_THREADS
@@ -21,6 +42,7 @@ static int create_thread(pthread_t *thread, const pthread_attr_t *attr, void *(*
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #undef pthread_create
+#undef fopen
 #include <sys/wait.h>
 #include "test.h"
 #include "shared_work.h"
@@ -145,6 +167,60 @@ static void fewer_threads_than_asked(void) {
     threads_left = -1;
 }
 
+#ifdef __linux__
+static int threads_of(int asked) {
+    mixp_context *ctx = context_with(asked);
+    int threads = mixp_context_exec(ctx)->threads;
+    mixp_context_free(ctx);
+    return threads;
+}
+
+static int threads_with(const char *end, const char *text, const char *next_end, const char *next_text) {
+    quota_files[0].end = end;
+    quota_files[0].text = text;
+    quota_files[1].end = next_end;
+    quota_files[1].text = next_text;
+    return threads_of(0);
+}
+
+static void quota_limits_the_default(void) {
+    const int cores = threads_of(0), two = cores < 2 ? cores : 2;
+    CHECK_INT(threads_with("/cpu.max", "max 100000\n", NULL, NULL), cores);
+    CHECK_INT(threads_with("/cpu.max", "100000 100000\n", NULL, NULL), 1);
+    CHECK_INT(threads_with("/cpu.max", "25000 50000\n", NULL, NULL), 1);
+    CHECK_INT(threads_with("/cpu.max", "150000 100000\n", NULL, NULL), two);
+    CHECK_INT(threads_with("/cpu.max", "900000000 100000\n", NULL, NULL), cores);
+    CHECK_INT(threads_with("/cpu.max", "", NULL, NULL), cores);
+    CHECK_INT(threads_with("_quota_us", "-1\n", "_period_us", "100000\n"), cores);
+    CHECK_INT(threads_with("_quota_us", "60000\n", "_period_us", "100000\n"), 1);
+    CHECK_INT(threads_with("_quota_us", "60000\n", NULL, NULL), cores);
+    CHECK_INT(threads_with("/cpu.max", "100000 100000\n", NULL, NULL), 1);
+    CHECK_INT(threads_of(3), 3);
+    memset(quota_files, 0, sizeof quota_files);
+}
+
+/* Leaves the process one core, then gives back all. */
+static void mask_limits_the_default(void) {
+    unsigned char all[1024], one[1024];
+    const int cores = threads_of(0);
+    int core = 0;
+    long bytes;
+    memset(all, 0, sizeof all);
+    memset(one, 0, sizeof one);
+    bytes = syscall(SYS_sched_getaffinity, 0L, sizeof all, all);
+    CHECK(bytes > 0);
+    while (!(all[core / 8] >> core % 8 & 1)) core++;
+    one[core / 8] = (unsigned char)(1 << core % 8);
+    CHECK_INT(syscall(SYS_sched_setaffinity, 0L, (size_t)bytes, one), 0);
+    CHECK_INT(threads_of(0), 1);
+    CHECK_INT(threads_of(2), 2);
+    CHECK_INT(syscall(SYS_sched_setaffinity, 0L, (size_t)bytes, all), 0);
+    CHECK_INT(threads_of(0), cores);
+}
+#else
+static void quota_limits_the_default(void) { SKIP("only Linux has quotas"); }
+static void mask_limits_the_default(void) { SKIP("only Linux has affinity masks"); }
+#endif
 
 static void *count_beside(void *arg) {
     mixp_context *ctx = context_with(3);
@@ -225,6 +301,8 @@ int main(void) {
     RUN(freed_before_any_loop);
     RUN(same_bits_at_any_count);
     RUN(fewer_threads_than_asked);
+    RUN(quota_limits_the_default);
+    RUN(mask_limits_the_default);
     RUN(contexts_in_threads);
     RUN(goes_on_after_fork);
     return test_report();
