@@ -20141,12 +20141,15 @@ typedef struct mixpi_worker {
 } mixpi_worker;
 
 struct mixpi_pool {
-    pthread_mutex_t lock;
-    pthread_cond_t  wake, left;
     uint64_t  gate;
-    int64_t   next, tasks;      /* next task of the round, and number of its tasks         */
+    char      after_gate[MIXPI_LINE]; /* gate, next and the rest: on different cache lines */
+    int64_t   next;             /* next task of the round                                  */
+    char      after_next[MIXPI_LINE];
+    int64_t   tasks;            /* number of tasks of the round                            */
     mixp_task task;
     void     *arg;
+    pthread_mutex_t lock;
+    pthread_cond_t  wake, left;
     int       asleep;           /* workers that wait for `wake`                            */
     int       quit;
     int       started;          /* threads that were created                               */
@@ -20242,12 +20245,15 @@ static void mixpi_pool_start(mixpi_pool *p, int workers) {
     }
 }
 
+/* Opens the gate, and wakes a sleeping worker for each task but the caller's first. */
 static void mixpi_pool_open(mixpi_pool *p) {
     uint64_t round = mixpi_gate(p) / MIXPI_GATE_ROUND + 1;
     __atomic_store_n(&p->gate, round * MIXPI_GATE_ROUND | MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&p->asleep, __ATOMIC_SEQ_CST) == 0) return;
     pthread_mutex_lock(&p->lock);
-    pthread_cond_broadcast(&p->wake);
+    if (p->tasks > p->asleep) pthread_cond_broadcast(&p->wake);
+    else
+        for (int64_t i = 1; i < p->tasks; i++) pthread_cond_signal(&p->wake);
     pthread_mutex_unlock(&p->lock);
 }
 
