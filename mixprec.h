@@ -7586,15 +7586,31 @@ extern "C" {
 #  define MIXPI_PRINTF(format, first)
 #endif
 
-/* Around rooms that take little of a step, and the plain C kernels where a processor has vectors:
- * gcc optimises what stands between them for size, without passes that take long and gain nothing
- * there. Before version 12, its pragma drops other flags of the program. */
+/* gcc leaves out passes that take a quarter of the time to compile and make no step faster: around the host's rooms
+ * (HOST), where it still optimises for speed, and around rooms that take little of a step and the plain C kernels where
+ * a processor has vectors (SELDOM), where it optimises for size. Products and kernels of vectors keep every pass.
+ * Before version 12, the pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
+#  define MIXPI_FEWER_PASSES \
+       _Pragma("GCC optimize(\"no-tree-dominator-opts\", \"no-tree-pta\", \"no-tree-vrp\", \"no-gcse\")") \
+       _Pragma("GCC optimize(\"no-rerun-cse-after-loop\", \"no-cse-follow-jumps\", \"no-caller-saves\")") \
+       _Pragma("GCC optimize(\"no-tree-slsr\", \"no-tree-reassoc\", \"no-split-paths\", \"no-tree-bit-ccp\")") \
+       _Pragma("GCC optimize(\"no-if-conversion2\", \"no-ree\", \"no-cprop-registers\", \"no-ivopts\")") \
+       _Pragma("GCC optimize(\"no-move-loop-invariants\", \"no-tree-loop-optimize\")")
+#  define MIXPI_HOST_BEGIN \
+       _Pragma("GCC push_options") \
+       MIXPI_FEWER_PASSES \
+       _Pragma("GCC optimize(\"no-tree-slp-vectorize\", \"no-tree-loop-vectorize\", \"no-schedule-insns2\")") \
+       _Pragma("GCC optimize(\"no-if-conversion\")")
 #  define MIXPI_SELDOM_BEGIN \
        _Pragma("GCC push_options") \
-       _Pragma("GCC optimize(\"Os\", \"no-gcse\", \"no-tree-pre\", \"no-tree-vrp\")")
+       _Pragma("GCC optimize(\"Os\", \"no-tree-pre\", \"no-thread-jumps\", \"no-code-hoisting\", \"no-tree-sink\")") \
+       MIXPI_FEWER_PASSES
+#  define MIXPI_HOST_END     _Pragma("GCC pop_options")
 #  define MIXPI_SELDOM_END   _Pragma("GCC pop_options")
 #else
+#  define MIXPI_HOST_BEGIN
+#  define MIXPI_HOST_END
 #  define MIXPI_SELDOM_BEGIN
 #  define MIXPI_SELDOM_END
 #endif
@@ -9138,6 +9154,7 @@ MIXPI_HIDDEN int mixpi_f16_answers_neon(void);
 MIXPI_HIDDEN int mixpi_bf16_answers_neon(void);
 #endif
 #ifndef MIXPREC_ONLY_FORMATS
+MIXPI_HOST_BEGIN
 /* --- what a kernel does once a call --------------------------------------------------------- *
  * A kernel checks its arguments, plans its work and runs tasks. Only the tasks differ between
  * instruction sets: mixpi_cpu_NAME is compiled once, and each set's kernel passes its tasks. */
@@ -9619,6 +9636,7 @@ static mixp_result mixpi_cpu_hadamard(
     if (r != MIXP_OK) return r;
     return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
 }
+MIXPI_HOST_END
 /* --- gemm: what is planned once a call: see gemm.c ------------------------------------------ */
 
 #if defined(MIXPREC_CBLAS)
@@ -11303,6 +11321,8 @@ MIXPI_V void mixpi_vwrite_8(char *p, mixpi_vbits a) {
 }
 
 #else
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return (float)(int32_t)a * unit; }
 MIXPI_V mixpi_vbits mixpi_rbits(mixpi_vreg a)                { return mixp_bits_of_f32(a); }
 MIXPI_V mixpi_vreg  mixpi_rof(mixpi_vbits a)                 { return mixp_f32_of_bits(a); }
 MIXPI_V mixpi_vreg  mixpi_rset(float x)                      { return x; }
@@ -12272,24 +12292,20 @@ MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
-    const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
-    const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
-    uint32_t u[16], base = 0x3F3504F3u;
-    float t[16];
+MIXPI_V mixpi_v MIXPI_P(log_of)(mixpi_v x) {
+    const mixpi_v  inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
+    const mixpi_v  tiny = mixpi_vset(1.17549435e-38f);
+    const uint32_t base = 0x3F3504F3u;
 
     /* e and f; a subnormal is multiplied by 2^23 first. */
-    mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
-    memcpy(u, t, sizeof u);
-    for (int i = 0; i < 16; i++) {
-        uint32_t v = u[i] + (0x3F800000u - base);
-        t[i] = (float)((int32_t)(v >> 23) - 127);
-        u[i] = (v & 0x7FFFFFu) + base;
-    }
-    mixpi_v e = mixpi_vsub(mixpi_vload(t),
-                           mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
-    memcpy(t, u, sizeof u);
-    mixpi_v f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
+    mixpi_v f = mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x), e = f;
+    MIXPI_EACH({
+        const mixpi_vbits v = mixpi_rbits(MIXPI_R(f, i)) + (0x3F800000u - base);
+        MIXPI_R(e, i) = mixpi_vbits_times((v >> 23) - 127u, 1.0f);
+        MIXPI_R(f, i) = mixpi_rof((v & 0x7FFFFFu) + base);
+    })
+    e = mixpi_vsub(e, mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
+    f = mixpi_vsub(f, mixpi_vset(1.0f));
 
     /* The polynomial of log(1 + f), and e log 2 in two parts. */
     mixpi_v q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
@@ -12304,6 +12320,20 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
                                    mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
     return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
 }
+
+/* A function that is called gets several registers in memory: gcc copies a structure that is passed by value in pieces
+ * of 16 bytes, and the load of a whole register that follows waits for them. */
+#if MIXPI_REGS == 1
+MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) { return MIXPI_P(log_of)(x); }
+#else
+MIXPI_RARE void MIXPI_P(log_16)(float *x) { mixpi_vstore(x, MIXPI_P(log_of)(mixpi_vload(x))); }
+MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
+    float t[16];
+    mixpi_vstore(t, x);
+    MIXPI_P(log_16)(t);
+    return mixpi_vload(t);
+}
+#endif
 
 /* log(1 + u) for u >= -1, accurate for small u: c restores the rounding error of 1 + u. */
 MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
@@ -12354,7 +12384,10 @@ MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
+MIXPI_RARE void MIXPI_P(pow_16)(float *x, float p) {
+    for (int i = 0; i < 16; i++) x[i] = powf(x[i], p);
+}
+MIXPI_F mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     if (p == 1.0f) return x;
     if (p == 2.0f) return mixpi_vmul(x, x);
@@ -12362,7 +12395,7 @@ MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     if (p == 0.5f) return mixpi_vsqrt(x);
     if (p == -1.0f) return mixpi_vdiv(mixpi_vset(1.0f), x);
     mixpi_vstore(t, x);
-    for (int i = 0; i < 16; i++) t[i] = powf(t[i], p);
+    MIXPI_P(pow_16)(t, p);
     return mixpi_vload(t);
 }
 
@@ -12392,7 +12425,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 }
 
 /* tanh x = the result + *rest. Below 0.6 the result is a polynomial. */
-MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+MIXPI_V mixpi_v MIXPI_P(tanh_of)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, outer;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
@@ -12402,6 +12435,22 @@ MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     *rest = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
     return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, outer);
 }
+#if MIXPI_REGS == 1
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) { return MIXPI_P(tanh_of)(x, rest); }
+#else
+MIXPI_RARE void MIXPI_P(tanh_16)(float *x, float *low) {
+    mixpi_v rest;
+    mixpi_vstore(x, MIXPI_P(tanh_of)(mixpi_vload(x), &rest));
+    mixpi_vstore(low, rest);
+}
+MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+    float t[16], low[16];
+    mixpi_vstore(t, x);
+    MIXPI_P(tanh_16)(t, low);
+    *rest = mixpi_vload(low);
+    return mixpi_vload(t);
+}
+#endif
 
 /* tanh x, correctly rounded or off by one unit in the last place. */
 MIXPI_V mixpi_v MIXPI_P(tanh_near)(mixpi_v x) {
@@ -18647,6 +18696,7 @@ extern "C" {
 #endif
 
 MIXPI_SMALL_BEGIN
+MIXPI_HOST_BEGIN
 /* Defines a CPU device. Its memory is host memory, so it has kernels and no other functions. */
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
@@ -39677,6 +39727,7 @@ static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int 
     mixpi_all_heads h;
     int64_t n = 0;
     if (mixpi_world(ctx) == 1) return MIXP_OK;
+    memset(&h, 0, sizeof h);    /* share_heads writes all of it, which gcc does not see */
     mixp_result r = mixpi_share_heads(ctx, *origin, *at, &h);
     if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
     if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
@@ -44101,6 +44152,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
 }
 MIXPI_COLD_END
 #endif
+MIXPI_HOST_END
 MIXPI_SMALL_END
 #ifdef __cplusplus
 }   /* extern "C" */

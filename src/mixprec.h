@@ -63,7 +63,9 @@ MIXPI_SMALL_BEGIN
 #include "cpu/machine.c"
 #include "cpu/link_names.c"
 #ifndef MIXPREC_ONLY_FORMATS
+MIXPI_HOST_BEGIN
 #include "cpu/starts.c"
+MIXPI_HOST_END
 #include "cpu/gemm_plan.c"
 #include "cpu/attention_plan.c"
 #include "cpu/update_plan.c"
@@ -116,6 +118,7 @@ extern "C" {
 #endif
 
 MIXPI_SMALL_BEGIN
+MIXPI_HOST_BEGIN
 #include "cpu/device.c"
 #include "cpu/arrays.c"
 #ifndef MIXPREC_ONLY_FORMATS
@@ -252,6 +255,7 @@ MIXPI_COLD_BEGIN
 #include "guests.c"
 MIXPI_COLD_END
 #endif
+MIXPI_HOST_END
 MIXPI_SMALL_END
 #ifdef __cplusplus
 }   /* extern "C" */

@@ -32,24 +32,20 @@ MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
-    const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
-    const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
-    uint32_t u[16], base = 0x3F3504F3u;
-    float t[16];
+MIXPI_V mixpi_v MIXPI_P(log_of)(mixpi_v x) {
+    const mixpi_v  inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
+    const mixpi_v  tiny = mixpi_vset(1.17549435e-38f);
+    const uint32_t base = 0x3F3504F3u;
 
     /* e and f; a subnormal is multiplied by 2^23 first. */
-    mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
-    memcpy(u, t, sizeof u);
-    for (int i = 0; i < 16; i++) {
-        uint32_t v = u[i] + (0x3F800000u - base);
-        t[i] = (float)((int32_t)(v >> 23) - 127);
-        u[i] = (v & 0x7FFFFFu) + base;
-    }
-    mixpi_v e = mixpi_vsub(mixpi_vload(t),
-                           mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
-    memcpy(t, u, sizeof u);
-    mixpi_v f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
+    mixpi_v f = mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x), e = f;
+    MIXPI_EACH({
+        const mixpi_vbits v = mixpi_rbits(MIXPI_R(f, i)) + (0x3F800000u - base);
+        MIXPI_R(e, i) = mixpi_vbits_times((v >> 23) - 127u, 1.0f);
+        MIXPI_R(f, i) = mixpi_rof((v & 0x7FFFFFu) + base);
+    })
+    e = mixpi_vsub(e, mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
+    f = mixpi_vsub(f, mixpi_vset(1.0f));
 
     /* The polynomial of log(1 + f), and e log 2 in two parts. */
     mixpi_v q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
@@ -64,6 +60,20 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
                                    mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
     return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
 }
+
+/* A function that is called gets several registers in memory: gcc copies a structure that is passed by value in pieces
+ * of 16 bytes, and the load of a whole register that follows waits for them. */
+#if MIXPI_REGS == 1
+MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) { return MIXPI_P(log_of)(x); }
+#else
+MIXPI_RARE void MIXPI_P(log_16)(float *x) { mixpi_vstore(x, MIXPI_P(log_of)(mixpi_vload(x))); }
+MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
+    float t[16];
+    mixpi_vstore(t, x);
+    MIXPI_P(log_16)(t);
+    return mixpi_vload(t);
+}
+#endif
 
 /* log(1 + u) for u >= -1, accurate for small u: c restores the rounding error of 1 + u. */
 MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
@@ -114,7 +124,10 @@ MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
+MIXPI_RARE void MIXPI_P(pow_16)(float *x, float p) {
+    for (int i = 0; i < 16; i++) x[i] = powf(x[i], p);
+}
+MIXPI_F mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     if (p == 1.0f) return x;
     if (p == 2.0f) return mixpi_vmul(x, x);
@@ -122,7 +135,7 @@ MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     if (p == 0.5f) return mixpi_vsqrt(x);
     if (p == -1.0f) return mixpi_vdiv(mixpi_vset(1.0f), x);
     mixpi_vstore(t, x);
-    for (int i = 0; i < 16; i++) t[i] = powf(t[i], p);
+    MIXPI_P(pow_16)(t, p);
     return mixpi_vload(t);
 }
 
@@ -152,7 +165,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 }
 
 /* tanh x = the result + *rest. Below 0.6 the result is a polynomial. */
-MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+MIXPI_V mixpi_v MIXPI_P(tanh_of)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, outer;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
@@ -162,6 +175,22 @@ MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     *rest = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
     return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, outer);
 }
+#if MIXPI_REGS == 1
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) { return MIXPI_P(tanh_of)(x, rest); }
+#else
+MIXPI_RARE void MIXPI_P(tanh_16)(float *x, float *low) {
+    mixpi_v rest;
+    mixpi_vstore(x, MIXPI_P(tanh_of)(mixpi_vload(x), &rest));
+    mixpi_vstore(low, rest);
+}
+MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+    float t[16], low[16];
+    mixpi_vstore(t, x);
+    MIXPI_P(tanh_16)(t, low);
+    *rest = mixpi_vload(low);
+    return mixpi_vload(t);
+}
+#endif
 
 /* tanh x, correctly rounded or off by one unit in the last place. */
 MIXPI_V mixpi_v MIXPI_P(tanh_near)(mixpi_v x) {

@@ -382,6 +382,8 @@ MIXPI_V void mixpi_vwrite_8(char *p, mixpi_vbits a) {
 }
 
 #else
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return (float)(int32_t)a * unit; }
 MIXPI_V mixpi_vbits mixpi_rbits(mixpi_vreg a)                { return mixp_bits_of_f32(a); }
 MIXPI_V mixpi_vreg  mixpi_rof(mixpi_vbits a)                 { return mixp_f32_of_bits(a); }
 MIXPI_V mixpi_vreg  mixpi_rset(float x)                      { return x; }
