@@ -68,7 +68,7 @@ static struct model {
     double             seen; /* tokens of all steps of this process, with those that do not count */
 } m;
 
-static char plan_text[600], command_that_continues[4096];
+static char plan_text[600], command_that_continues[4096 + 16];
 
 /* The first error waits in the context. Says what a step needs if memory is short, and where the last checkpoint is. */
 static void check(const char *doing) {
@@ -459,7 +459,8 @@ static void begin(int argc, char **argv) {
     const char             *no_gpu;
     program_name = "llama";
     read_options(argc, argv);
-    note_command(argc, argv);
+    keep_command_line(argc, argv);
+    snprintf(command_that_continues, sizeof command_that_continues, "%s --resume", command_line);
     m.ranks = join_ranks(&argc, &argv);
     settle_total_batch(ranks_of_run());
     look_at_terminal(opt.quiet || m.ranks.rank || under_launcher(opt.ranks));

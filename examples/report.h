@@ -34,6 +34,7 @@
  *     "exponents": [share of each], "first": exponent of the first       of all gradients, scaled
  *     "param": name, "flushed", "subnormal"                              of its gradient, scaled
  *     "cost": what, "ms"     "memory": what, "bytes"                     of a step
+ *     "run": command, "parameters"                                       a process that trains from here
  *
  * Numbers have a '.' in every locale. A log is a regular file, and no symbolic link.
  *
@@ -54,6 +55,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "plain_file.h"
 
@@ -98,6 +100,7 @@ typedef struct report_point {
 REPORT_API void report_header(char *line, size_t space, const char *title, const char *device);
 REPORT_API report_file *report_open(const char *path, const char *header, int append);
 REPORT_API int report_close(report_file *log);
+REPORT_API void report_run(report_file *log, double step, const char *command, double parameters);
 REPORT_API report_point report_nothing(double step);
 REPORT_API void report_step(report_file *log, const report_point *p);
 REPORT_API void report_skip(report_file *log, double step, const char *why);
@@ -357,6 +360,15 @@ REPORT_API void report_step(report_file *log, const report_point *p) {
     report_line_end(log);
 }
 
+/* A process begins to train behind `step`: its command, and how many weights it trains. */
+REPORT_API void report_run(report_file *log, double step, const char *command, double parameters) {
+    if (!log) return;
+    report_print(log->f, "{\"step\":%.0f", step);
+    report_text(log->f, "run", command);
+    report_whole(log->f, "parameters", parameters);
+    report_line_end(log);
+}
+
 REPORT_API void report_skip(report_file *log, double step, const char *why) {
     if (!log) return;
     report_print(log->f, "{\"step\":%.0f", step);
@@ -415,7 +427,7 @@ REPORT_API void report_part(report_file *log, double step, const char *kind, con
 
 /* The kinds of lines, other than a step's numbers. */
 typedef enum report_kind {
-    REPORT_SKIP, REPORT_EVENT, REPORT_EXPONENTS, REPORT_PARAM, REPORT_COST, REPORT_MEMORY,
+    REPORT_SKIP, REPORT_EVENT, REPORT_EXPONENTS, REPORT_PARAM, REPORT_COST, REPORT_MEMORY, REPORT_RUN,
     REPORT_KINDS, REPORT_POINT = REPORT_KINDS
 } report_kind;
 
@@ -549,7 +561,7 @@ static double *report_place(report_parser *r, const char *key) {
     if (strcmp(key, "ms") == 0) return &r->point.ms;
     if (strcmp(key, "mfu") == 0) return &r->point.mfu;
     if (strcmp(key, "mem") == 0) return &r->point.mem;
-    if (strcmp(key, "bytes") == 0) return &r->note.amount;
+    if (strcmp(key, "bytes") == 0 || strcmp(key, "parameters") == 0) return &r->note.amount;
     if (strcmp(key, "largest") == 0) return &r->note.largest;
     if (strcmp(key, "flushed") == 0) return &r->note.flushed;
     if (strcmp(key, "subnormal") == 0) return &r->note.subnormal;
@@ -558,7 +570,7 @@ static double *report_place(report_parser *r, const char *key) {
 
 static void report_take_text(report_parser *r, const char *key, char *text) {
     static const char *const kinds[REPORT_KINDS] = {
-        "skip", "event", "exponents", "param", "cost", "memory" };
+        "skip", "event", "exponents", "param", "cost", "memory", "run" };
     int i;
     if (strcmp(key, "metrics") == 0) r->metrics = text;
     if (strcmp(key, "title") == 0) r->title = text;
@@ -1467,7 +1479,9 @@ static void report_draw_cost(const report_data *d, FILE *f) {
 
 typedef struct report_total {
     double first, loss, val, best, best_step, scale, ms, skipped, last_skip, worst;
+    double begun, tokens, seconds;      /* the first time since 1970; tokens, and seconds of training */
     char   worst_layer[REPORT_NAME];
+    const report_note *run;             /* the newest process; NULL: not logged */
     const char *why;                    /* of the newest skip */
     const char *ended;                  /* by which error; "" for a run that did not fail */
     double ended_at;                    /* the step of that error */
@@ -1492,6 +1506,9 @@ static void report_add_point(report_total *t, const report_point *p) {
     if (report_is_finite(p->scale)) t->scale = p->scale;
     if (report_is_finite(p->skipped)) t->skipped = p->skipped;
     if (report_is_finite(p->ms) && p->ms > 0) t->ms = p->ms;
+    if (report_is_finite(p->time) && !report_is_there(t->begun)) t->begun = p->time;
+    if (report_is_finite(p->tokens)) t->tokens = p->tokens;
+    if (report_is_finite(p->seconds)) t->seconds = p->seconds;
 }
 
 static report_total report_sum(const report_data *d) {
@@ -1500,7 +1517,7 @@ static report_total report_sum(const report_data *d) {
     int           i, norms = 0, clipped = 0;
     double        powers = 0;
     memset(&t, 0, sizeof t);
-    t.first = t.loss = t.val = t.best = t.scale = t.ms = t.worst = REPORT_NONE;
+    t.first = t.loss = t.val = t.best = t.scale = t.ms = t.worst = t.begun = t.tokens = t.seconds = REPORT_NONE;
     t.why = t.ended = "";
     for (i = 0; i < d->n_points; i++) {
         report_add_point(&t, &d->points[i]);
@@ -1520,6 +1537,7 @@ static report_total report_sum(const report_data *d) {
             t.ended = d->notes[i].site;
             t.ended_at = d->notes[i].step;
         }
+        if (d->notes[i].kind == REPORT_RUN) t.run = &d->notes[i];
         t.fell += d->notes[i].begins;
         t.still += d->notes[i].begins && d->notes[i].end < 0;
     }
@@ -1547,9 +1565,25 @@ static void report_tile(FILE *f, const char *what, const char *format, ...) {
     fputs("</dd></div>", f);
 }
 
+/* What was run: when it began, the weights, the tokens and their rate. */
+static void report_tiles_of_run(const report_total *t, FILE *f) {
+    char   text[24];
+    time_t begun = (time_t)(report_is_there(t->begun) && fabs(t->begun) < 1e11 ? t->begun : 0);
+    if (begun && strftime(text, sizeof text, "%Y-%m-%d %H:%M", gmtime(&begun))) report_tile(f, "begun, UTC", "%s", text);
+    if (t->run && report_is_there(t->run->amount)) report_tile(f, "weights", "%s", report_short(t->run->amount, text));
+    if (report_is_there(t->tokens)) report_tile(f, "tokens", "%s", report_short(t->tokens, text));
+    if (report_is_there(t->tokens) && t->seconds > 0)
+        report_tile(f, "tokens a second", "%s", report_short(t->tokens / t->seconds, text));
+}
+
 static void report_tiles(const report_data *d, FILE *f) {
     report_total t = report_sum(d);
     char         text[24];
+    if (t.run) {
+        fputs("<p class=\"run\"><code>", f);
+        report_escape(f, t.run->text);
+        fputs("</code></p>\n", f);
+    }
     if (t.ended[0]) {
         report_print(f, "<p class=\"cut\">Ended by an error at step %.0f: ", t.ended_at);
         report_escape(f, t.ended);
@@ -1570,6 +1604,7 @@ static void report_tiles(const report_data *d, FILE *f) {
         report_tile(f, "underflow, worst layer", t.worst < 5e-5 ? "none" : "%.2g%% %s",
                     100 * t.worst, t.worst_layer);
     if (report_is_there(t.ms)) report_tile(f, "a step", "%.4g ms", t.ms);
+    report_tiles_of_run(&t, f);
     fputs("</dl>\n", f);
     if (!t.why[0]) return;
     report_print(f, "<p class=\"note\">Step %.0f was skipped, %s: ", t.last_skip,
@@ -1628,7 +1663,7 @@ static void report_style(FILE *f) {
           "color:var(--ink);font:15px/1.45 system-ui,sans-serif}\n"
           "h1{font-size:1.3rem;margin:0}h2{font-size:1rem;margin:0}\n"
           "p{margin:2px 0 6px;color:var(--soft);font-size:.84rem}"
-          "p.note{font-size:.9rem;margin:0 0 12px}p.none{padding:24px 0}.pair{white-space:nowrap}\n"
+          "p.run{overflow-wrap:anywhere}p.note{font-size:.9rem;margin:0 0 12px}p.none{padding:24px 0}.pair{white-space:nowrap}\n"
           "p.cut{border:2px dashed var(--bad);padding:8px 12px;color:var(--ink);margin:8px 0}\n", f);
     fputs("main{columns:3 360px;column-gap:14px}\n"
           "section{break-inside:avoid;margin:0 0 14px;background:var(--card);border:1px solid var(--line);border-radius:8px;"

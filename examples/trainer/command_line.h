@@ -30,8 +30,8 @@ static int edits_between(const char *a, const char *b) {
     return row[n];
 }
 
-/* For a short name, only few edits count as typing errors: more edits turn any name into any
- * other. */
+/* The option that begins with the name, or else the one that the fewest edits reach. For a short name, only few edits
+ * count as typing errors: more edits turn any name into any other. */
 static const char *nearest_option(const char *name) {
     const char *best = NULL;
     int         least = ((int)strlen(name) + 1) / 3 + 1;
@@ -39,7 +39,8 @@ static const char *nearest_option(const char *name) {
     for (int i = 0; i < N_OTHER_NAMES; i++)
         if (strcmp(name, other_names[i][0]) == 0) return other_names[i][1];
     for (int i = 0; i < N_OPTIONS; i++) {
-        int d = options[i].name ? edits_between(name, options[i].name) : least;
+        const char *other = options[i].name;
+        int d = !other ? least : name[0] && strncmp(name, other, strlen(name)) == 0 ? 0 : edits_between(name, other);
         if (d < least) { least = d; best = options[i].name; }
     }
     return best;

@@ -194,17 +194,6 @@ static void plan_memory(void) {
 static char run_text[600];
 static const char *const run_pairs[1][2] = { { RUN_KEY, run_text } };
 
-/* Keeps the command line, with --resume, as a shell reads it. */
-static void note_command(int argc, char **argv) {
-    size_t n = 0, room = sizeof command_that_continues - 16;
-    for (int i = 0; i < argc && n < room; i++) {
-        int plain = argv[i][0] && !argv[i][strcspn(argv[i], " \t\n'\"\\$`*?[](){}<>|&;!#~")];
-        if (strcmp(argv[i], "--overwrite") == 0 || strcmp(argv[i], "--resume") == 0) continue;
-        n += (size_t)snprintf(command_that_continues + n, room - n, plain ? "%s%s" : "%s'%s'", i ? " " : "", argv[i]);
-    }
-    strcat(command_that_continues, " --resume");
-}
-
 /* What must be the same when a run continues. Steps, rates and ranks may change. */
 static void describe_run(void) {
     static const char *const dtypes[] = { "fp32", "fp16", "bf16" };
@@ -279,17 +268,14 @@ static void settle_run(void) {
 }
 
 static void print_run(void) {
-    char   how[48];
-    double trained = 0;
-    for (int64_t i = 0; mixp_context_param(m.ctx, i); i++)
-        if (mixp_context_param(m.ctx, i)->requires_grad) trained += (double)mixp_context_param(m.ctx, i)->count;
+    char how[48];
     snprintf(how, sizeof how, m.on_gpu ? opt.graph ? "as a graph" : "step by step" : "%d thread%s",
              mixp_context_exec(m.ctx)->threads, mixp_context_exec(m.ctx)->threads == 1 ? "" : "s");
     say_line("data", "%lld rows, %lld tokens that count%s; %lld rows of validation", (long long)data.n,
              (long long)data.counted, kept.held ? ", with validation" : "", (long long)kept.held);
     say_line("run", "%s at level %lld on %s, %s, %lld rows a step, %.2f M weights are trained",
              opt.dtype == DTYPE_FP32 ? "fp32" : opt.dtype == DTYPE_FP16 ? "fp16" : "bf16", (long long)opt.level,
-             m.device_name, how, (long long)(opt.batch * opt.accumulate * ranks_of_run()), trained / 1e6);
+             m.device_name, how, (long long)(opt.batch * opt.accumulate * ranks_of_run()), trained_weights(m.ctx) / 1e6);
     if (m.run.resume) say_line("resumed", "at step %lld of %lld", (long long)m.run.step, (long long)opt.steps);
 }
 

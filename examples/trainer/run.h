@@ -243,6 +243,26 @@ static void trim_metrics(run *r, const char *path, const char *header) {
     free(all);
 }
 
+/* The command line as a shell reads it, without --overwrite and --resume. */
+static char command_line[4096];
+
+static void keep_command_line(int argc, char **argv) {
+    size_t n = 0, room = sizeof command_line;
+    for (int i = 0; i < argc && n < room; i++) {
+        int plain = argv[i][0] && !argv[i][strcspn(argv[i], " \t\n'\"\\$`*?[](){}<>|&;!#~")];
+        if (strcmp(argv[i], "--overwrite") == 0 || strcmp(argv[i], "--resume") == 0) continue;
+        n += (size_t)snprintf(command_line + n, room - n, plain ? "%s%s" : "%s'%s'", i ? " " : "", argv[i]);
+    }
+}
+
+/* How many weights the run trains. */
+static double trained_weights(const mixp_context *ctx) {
+    double count = 0;
+    for (int64_t i = 0; mixp_context_param(ctx, i); i++)
+        if (mixp_context_param(ctx, i)->requires_grad) count += (double)mixp_context_param(ctx, i)->count;
+    return count;
+}
+
 /* Creates the folder and its missing parents. */
 static void make_folders(const char *folder, const char *flag) {
     char        path[PATH_SPACE];
@@ -312,6 +332,7 @@ static void open_run(run *r, const char *header) {
         die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
     r->metrics = report_open(path, header, 1);
     if (!r->metrics) die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
+    report_run(r->metrics, (double)r->step, command_line, trained_weights(r->ctx));
 }
 
 /* ==== The end ======================================================================= */

@@ -657,6 +657,7 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN);           /* at a size limit a write fails, as on a full disk */
 #endif
     read_options(&t.c, argc, argv);
+    keep_command_line(argc, argv);
     if (t.c.help) { print_help(); return fflush(stdout) != 0; }
     if (strcmp(t.c.isa, "list") == 0) { puts(isa_list(sets, sizeof sets)); return fflush(stdout) != 0; }
     if (t.c.version) { printf("trainer %s\n", mixp_version()); return fflush(stdout) != 0; }

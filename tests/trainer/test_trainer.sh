@@ -62,6 +62,7 @@ numbers_of <ids >raw.bin; count=$(awk 'END { print NR }' ids)
 # --- wrong usage: exit status 2, and the message says what to do ---
 refuses "unknown flag suggests the nearest"  2 "Did you mean --layers?"      --layer 3
 refuses "unknown flag with a value"          2 "Did you mean --steps?"       --stepz=3
+refuses "the beginning of a name"            2 "Did you mean --profile?"     --prof
 refuses "two letters exchanged"              2 "Did you mean --width?"       --widht 3
 refuses "a name from elsewhere"              2 "Did you mean --out?"         --save x
 refuses "nanoGPT's name, its way"            2 "--max_iters. Did you mean --steps?" --max_iters=3
@@ -566,9 +567,9 @@ gpt 0 $small --steps 2 --device cpu --out on_cpu; cpu=$(sed -n 's/.*"device":"\(
 check "the metrics begin with the device" sh -c 'head -n 1 on_cpu/metrics.jsonl | grep -q "^{\"metrics\":\"mixprec\",\"version\":1,\"device\":\"cpu.*\"}$"'
 check "the start line names it ($cpu)" grep -q "^run .*, ${cpu:-none}, 1 thread," out
 gpt 0 --out on_cpu --resume --steps 4
-check "once" test "$(grep -c device on_cpu/metrics.jsonl)" -eq 1
+check "once" test "$(grep -c '"device":' on_cpu/metrics.jsonl)" -eq 1
 sed 's/"cpu[^"]*"/"cuda:7"/' on_cpu/metrics.jsonl >a && mv a on_cpu/metrics.jsonl; gpt 0 --out on_cpu --resume --steps 6
-check "and again on another" sh -c 'grep device on_cpu/metrics.jsonl | tr -d "\n" | grep -q "cuda:7.*cpu" && grep -c "\"scale\"" on_cpu/metrics.jsonl | grep -q 4'
+check "and again on another" sh -c 'grep "\"device\":" on_cpu/metrics.jsonl | tr -d "\n" | grep -q "cuda:7.*cpu" && grep -c "\"scale\"" on_cpu/metrics.jsonl | grep -q 4'
 # Another instruction set by name: a CPU as well, with its memory, its profile and its warnings.
 gpt 0 --isa list; sets=$(tr -d ',' <out | sed 's/ (default)//')
 check "--isa list has one default" test "$(grep -c '(default)' out)" -eq 1
@@ -704,7 +705,7 @@ check "--over6 trains other weights" sh -c "! cmp -s nvfp4.all/checkpoint.safete
 
 # --- folders and resuming ---
 run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 5 --eval-every 10"
-metrics() { sed 's/,"ms".*//' "$1/metrics.jsonl"; }
+metrics() { sed '/,"run":/d; s/,"ms".*//' "$1/metrics.jsonl"; }
 gpt 0 $run --steps 40 --out straight
 check "a run leaves its files" test -s straight/checkpoint.safetensors -a -s straight/best.safetensors -a -s straight/metrics.jsonl -a -s straight/config.json
 check "and no temporary ones" test "$(ls -A straight | grep -vc '^\.lock$')" -eq 5
@@ -884,6 +885,7 @@ check "its weights alone have that loss" grep -q "^val ${best% *} at step 0$" ou
 # --- the report ---
 page=straight/report.html
 check "a report that needs nothing else" sh -c "grep -q '</html>' $page && ! grep -Eq '<script|<link|src=|url\\(http|href' $page"
+check "with what was run" sh -c "grep -q '<code>[^<]*--out straight[^<]*</code>' $page && for w in 'begun, UTC' weights tokens 'tokens a second'; do grep -q \"<dt>\$w</dt>\" $page || exit 1; done"
 check "with its panels" sh -c "for w in Loss 'Loss scale' 'Gradient norm' 'Gradients by magnitude' 'Underflow by layer' 'Sites that fell back' 'Where a step went'; do grep -q \"<h2>\$w\" $page || exit 1; done"
 gpt 0 $run --steps 40 --out reported; check "its summary ends the run" sh -c 'grep -q "^--- reported/report.html$" out && grep -q "^loss  *[#*+=:._-]" out && grep -q "^scale .* of 40 steps skipped$" out && grep -q "^time  *GEMM" out && grep -q "^memory  *parameters" out'
 check "in 79 columns" awk '!/^to sample:/ && length > 79 { exit 1 }' out
