@@ -332,7 +332,7 @@ static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int 
     mixpi_all_heads h;
     int64_t n = 0;
     if (mixpi_world(ctx) == 1) return MIXP_OK;
-    memset(&h, 0, sizeof h);    /* share_heads writes all of it, which gcc does not see */
+    memset(&h, 0, sizeof h); /* share_heads writes all of it, which gcc does not see */
     mixp_result r = mixpi_share_heads(ctx, *origin, *at, &h);
     if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
     if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
