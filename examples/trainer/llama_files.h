@@ -645,7 +645,7 @@ static void save_gguf(const char *path) {
     free(factors);
 }
 
-/* The adapters alone, in f32, as llama.cpp's convert_lora_to_gguf.py names them. */
+/* Writes only the adapters, in f32, with the names of llama.cpp's convert_lora_to_gguf.py. */
 static void save_gguf_adapters(const char *path) {
     char         error[MIXP_MESSAGE_SIZE], module[96], name[GGUF_NAME], part[GGUF_NAME];
     gguf_writer *w = gguf_new(cfg.kind);

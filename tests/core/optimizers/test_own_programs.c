@@ -377,7 +377,7 @@ static void feeding(void) {
     mixp_context_free(b.ctx);
 }
 
-/* Muon with a triple for each iteration: 1, 0, 0 leaves a matrix alone; equal triples are a, b and c. */
+/* Muon with coefficients for each iteration: 1, 0, 0 do not change the matrix; equal triples act as a, b and c. */
 static void coefficients(void) {
     static const double same[5][3] = { { 3.4445, -4.7750, 2.0315 }, { 3.4445, -4.7750, 2.0315 }, { 3.4445, -4.7750, 2.0315 },
                                        { 3.4445, -4.7750, 2.0315 }, { 3.4445, -4.7750, 2.0315 } };
