@@ -269,8 +269,8 @@ static mixp_result compare_run(mixp_context *ctx, compare_runs *m, const mixp_au
     const void *stream = mixp_context_exec(ctx)->stream;
     mixp_tensor *loss;
     mixp_result r = mixp_step_begin(ctx), recorded;
-    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
     if (r != MIXP_OK) return r;
+    if (mixp_autocast_open_with(ctx, region) < 0) return mixp_context_error(ctx, NULL);
     m->region = mixp_autocast_current(ctx);
     loss = m->desc->fn(ctx, m->desc->user);
     recorded = compare_uncapture(ctx, stream);

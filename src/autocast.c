@@ -10,13 +10,11 @@
 #define MIXPI_SCOPE_ROOM    201
 #define MIXPI_MAX_RULES     64
 
-/* Kinds of regions, by what ends them: mixp_autocast_pop, mixp_scope_pop, the end of a block,
- * mixp_autocast_close, or the end of a walk. */
+/* Kinds of regions, by what ends them: mixp_autocast_close, the end of a block, or the end of a
+ * walk. */
 typedef enum mixpi_region_kind {
-    MIXPI_REGION_PUSHED,
-    MIXPI_REGION_NAMED,
+    MIXPI_REGION_OPENED,
     MIXPI_REGION_IN_BLOCK,
-    MIXPI_REGION_IN_SCOPE,
     MIXPI_REGION_IN_WALK
 } mixpi_region_kind;
 
@@ -293,8 +291,8 @@ static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
     if (c->opened.kind == MIXP_RECIPE_FP8_DELAYED) c->trained = c->opened;
 }
 
-/* Opens a region. A refused block or scope opens a region as well, without effect, because its end
- * will close one. */
+/* Opens a region. A refused block opens a region as well, without effect, because its end will
+ * close one. */
 static mixp_result mixpi_region_open(
     mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind, int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
@@ -307,7 +305,7 @@ static mixp_result mixpi_region_open(
     if (!mixpi_is_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most)
-        wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
+        wrong = "too many nested regions and scopes: 64 are open; close each one that you open";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
 
     /* Count a region of f16 or bf16 that differs from the region around it. */
@@ -331,69 +329,22 @@ static mixp_result mixpi_region_open(
             c->opened_in = ctx->generation;
         }
     }
-    /* A refused push has no pop. on_error may close regions, so it is called last. */
-    const int has_pop = kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
-    if (!wrong || !has_pop) c->n_regions++;
+    /* on_error may close regions, so it is called last. */
+    if (!wrong || kind == MIXPI_REGION_IN_BLOCK) c->n_regions++;
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, r, "autocast to %s at level %d: %s",
                         mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
 /* Opens a region with the level for blocks. */
-static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
+static mixp_result mixpi_region_open_at(
+    mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
     if (c) cast.level = c->block_level;
     if (c && dtype != MIXP_F32) cast.recipe = c->n_rules ? &c->by_rules : &c->block_recipe;
-    mixpi_region_open(ctx, cast, kind, 0);
-}
-
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
-    if (!ctx || !region)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
-    return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
-}
-
-/* Name of a region's opener, for messages. */
-static const char *mixpi_region_opener(mixpi_region_kind kind) {
-    if (kind == MIXPI_REGION_PUSHED) return "a region of mixp_autocast_push";
-    if (kind == MIXPI_REGION_IN_BLOCK) return "a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block";
-    if (kind == MIXPI_REGION_IN_WALK) return "mixp_backward's own region";
-    return "a region of mixp_autocast_open or mixp_no_grad_open";
-}
-
-/* Reports a pop that met another kind of region: a pop or a push is missing somewhere. */
-static mixp_result mixpi_region_report_crossed(mixp_context *ctx, const char *who) {
-    const mixpi_region_kind kind = mixpi_region_now(ctx)->kind;
-    const mixp_autocast now = mixp_autocast_current(ctx);
-    int length;
-    const char *scope = mixpi_scope_now(ctx, &length);
-    if (kind == MIXPI_REGION_NAMED)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "%s: the innermost open region is the scope '%.*s' of mixp_scope_push; close that "
-            "scope first",
-            who, length, scope);
-    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-        "%s: the innermost open region is %s (autocast to %s there); close that region first", who,
-        mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
-}
-
-/* Closes the innermost region, which must be of this kind. */
-static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind, const char *who,
-    const char *what, const char *push) {
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_region_now(ctx))
-        return mixp_context_fail(
-            ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what, push);
-    if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_report_crossed(ctx, who);
-    ctx->casting->n_regions--;
-    return MIXP_OK;
-}
-
-MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
-    return mixpi_region_pop(
-        ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region", "mixp_autocast_push");
+    return mixpi_region_open(ctx, cast, kind, 0);
 }
 
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
@@ -552,27 +503,38 @@ MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name) {
 }
 MIXPREC_API int mixpi_scope_leave(mixp_context *ctx) { return mixpi_autocast_leave(ctx); }
 
-MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
-    if (!ctx || !name || !*name)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "mixp_scope_push: the name is %s; pass a name, for example \"h.3\"",
-            name ? "empty" : "NULL");
-    return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
-}
-MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
-    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope", "mixp_scope_push");
+/* The number of the region that r opened last, or -1 if r is an error. */
+static int mixpi_region_number(const mixp_context *ctx, mixp_result r) {
+    return r == MIXP_OK ? mixpi_regions_count(ctx) - 1 : -1;
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
-    int opened = ctx ? mixpi_regions_count(ctx) : -1;
-    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
-    return opened;
+    if (!ctx) return -1;
+    return mixpi_region_number(ctx, mixpi_region_open_at(ctx, dtype, MIXPI_REGION_OPENED));
+}
+
+MIXPREC_API int mixp_autocast_open_with(mixp_context *ctx, const mixp_autocast *region) {
+    if (!ctx || !region) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_open_with: region is NULL");
+        return -1;
+    }
+    return mixpi_region_number(ctx, mixpi_region_open(ctx, *region, MIXPI_REGION_OPENED, 0));
 }
 
 MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
-    int opened = ctx ? mixpi_regions_count(ctx) : -1;
-    if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_SCOPE, 1);
-    return opened;
+    if (!ctx) return -1;
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    return mixpi_region_number(ctx, mixpi_region_open(ctx, now, MIXPI_REGION_OPENED, 1));
+}
+
+MIXPREC_API int mixp_scope_open(mixp_context *ctx, const char *name) {
+    if (!ctx || !name || !*name) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+            "mixp_scope_open: the name is %s; pass a name, for example \"h.3\"",
+            name ? "empty" : "NULL");
+        return -1;
+    }
+    return mixpi_region_number(ctx, mixpi_scope_open(ctx, name, MIXPI_REGION_OPENED));
 }
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {

@@ -51,17 +51,6 @@ typedef struct mixp_autocast {
                                    of kind NONE that represents the rules                    */
 } mixp_autocast;
 
-/* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype
- * or level, or more than 64 nested regions. MIXP_ERR_ORDER: pop without push, or the region opened
- * last was not opened by mixp_autocast_push: the message names that region, which stays open.
- *
- * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
- * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
- * `linears`. MIXP_ERR_DEVICE: the context's device has no kernel for recipes. */
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
-                                           const mixp_autocast *region);
-MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
-
 /* Returns the current region; dtype MIXP_F32 and level 0 outside of all regions. */
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
@@ -71,8 +60,8 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
 /* Sets the recipe that bf16 regions of the block form use from now on; it
  * is copied. NULL or kind MIXP_RECIPE_NONE = none. While a recipe is set, an f16 block is
- * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_push with a recipe;
- * the old recipe then stays.
+ * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_open_with with a
+ * recipe; the old recipe then stays.
  *
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
@@ -146,13 +135,6 @@ MIXPREC_API int mixpi_autocast_leave(mixp_context *ctx);                    /* a
 MIXPREC_API int mixpi_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixpi_no_grad_leave(mixp_context *ctx);                     /* always 0 */
 
-/* Regions that can be left in any way. mixp_autocast_open and mixp_no_grad_open open a region
- * and return its number, or -1 if ctx is NULL. mixp_autocast_close closes that region and every
- * region opened since, of any kind. Steps may begin in between. */
-MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
-MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
-MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
-
 /* MIXP_SCOPE(ctx, "h.3") { ... }
  *
  * Names the operators applied inside, for WATCH: see mixp_site. Scopes nest, and their names are
@@ -164,12 +146,24 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
 MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
 MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* always 0 */
 
-/* mixp_scope_push opens a scope, which lasts until mixp_scope_pop. MIXP_ERR_ARGUMENT: name is
- * NULL or empty, or regions and scopes are nested more than 64 deep. MIXP_ERR_ORDER: pop without
- * push, or the region or scope opened last was not opened by mixp_scope_push: the message names
- * it, and it stays open. */
-MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
-MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
+/* Regions that can be left in any way. Each open function returns the number of the region that it
+ * opens. mixp_autocast_close closes that region and every region opened since, of any kind. Steps
+ * may begin in between.
+ *
+ * mixp_autocast_open opens a region with the level and the recipe of the block form,
+ * mixp_autocast_open_with a region with settings of its own, mixp_no_grad_open a region as
+ * MIXP_NO_GRAD, and mixp_scope_open a scope.
+ *
+ * On an error they return -1 and open nothing; the context has the error. MIXP_ERR_ARGUMENT:
+ * another dtype or level, a name that is NULL or empty, or more than 64 nested regions and scopes.
+ * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
+ * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
+ * `linears`. MIXP_ERR_DEVICE: the context's device has no kernel for recipes. */
+MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
+MIXPREC_API int  mixp_autocast_open_with(mixp_context *ctx, const mixp_autocast *region);
+MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
+MIXPREC_API int  mixp_scope_open(mixp_context *ctx, const char *name);
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
 
 #ifdef __cplusplus
 /* C++: a region that lasts as long as the variable, also with return, break or an exception:

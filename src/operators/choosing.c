@@ -58,10 +58,11 @@ static mixp_result mixpi_embedding_forward(mixp_call *c) {
 /* The result's gradient, with zeros where the ids are `padding`. Operators of a walk make it. */
 static mixp_tensor *mixpi_embedding_unpadded(mixp_call *c, int64_t padding) {
     mixp_tensor *at = mixp_full(c->ctx, MIXP_I32, 0, NULL, (double)padding);
-    if (mixpi_push_f32(c->ctx) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(c->ctx);
+    if (region < 0) return NULL;
     at = mixp_unsqueeze(c->ctx, mixp_eq(c->ctx, c->in[1], at), -1);
     at = mixp_masked_fill(c->ctx, c->out->grad, at, 0.0f);
-    mixp_autocast_pop(c->ctx);
+    mixp_autocast_close(c->ctx, region);
     return at;
 }
 

@@ -103,12 +103,13 @@ static mixp_tensor *mixpi_triangle(
         mixpi_bad_shapes(c, "x[..., rows, cols] needs two dimensions, of at most 2^24");
         return NULL;
     }
-    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return NULL;
     place = mixp_sub(ctx, mixpi_counted(ctx, x->shape[x->rank - 1], 1),
         mixpi_counted(ctx, x->shape[x->rank - 2], 0));
     edge = mixpi_constant(ctx, (double)diagonal);
     hidden = side > 0 ? mixp_gt(ctx, place, edge) : mixp_lt(ctx, place, edge);
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     return mixp_masked_fill(ctx, x, hidden, 0.0f);
 }
 
@@ -159,12 +160,14 @@ MIXPREC_API mixp_tensor *mixp_scatter(
     mixpi_outer o;
     mixp_tensor *sources;
     mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", 3, x, src, ids);
-    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return NULL;
     sources = mixp_full(ctx, MIXP_F32, x->rank, x->shape, 0.0);
     sources = mixp_scatter_add(
         ctx, sources, dim, ids, mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
     sources = mixp_ne(ctx, sources, mixpi_constant(ctx, 0.0));
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     return mixp_scatter_add(ctx, mixp_masked_fill(ctx, x, sources, 0.0f), dim, ids, src);
 }
 
@@ -198,12 +201,13 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(
     }
 
     /* For each value, in f32: how many edges are behind it? */
-    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return NULL;
     if (edges->rank > 1) edges = mixp_unsqueeze(ctx, edges, -2);
     values = mixp_unsqueeze(ctx, values, -1);
     mixp_tensor *behind = right ? mixp_gt(ctx, edges, values) : mixp_ge(ctx, edges, values);
     behind = mixp_sum(ctx, mixp_cast(ctx, behind, MIXP_F32), -1, 0);
     behind = mixpi_integers(ctx, mixp_rsub(ctx, behind, (float)n));
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     return behind;
 }

@@ -71,12 +71,13 @@ static mixp_dtype mixpi_form_dtype(
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
     mixp_autocast now = mixp_autocast_current(ctx);
-    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return NULL;
     const int before = mixpi_enter(ctx);
     mixp_tensor *wide = mixpi_as_f32(ctx, x);
     mixp_tensor *y = wide ? p->of(ctx, wide, p) : NULL;
     mixpi_leave(ctx, before, MIXP_OK);
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     if (!y) return NULL;
     mixp_dtype dtype = mixpi_form_dtype(now, x, y, p);
     if (dtype == MIXP_F32) return y;

@@ -531,13 +531,14 @@ static mixp_result mixpi_loss_back_target(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_out dt = mixpi_call_dx(c, 1);
     mixp_tensor *slope;
-    mixp_result r = dt.data && k->n ? mixpi_push_f32(ctx) : MIXP_OK;
-    if (r != MIXP_OK || !dt.data || !k->n) return r;
+    if (!dt.data || !k->n) return MIXP_OK;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return mixpi_failed(ctx);
     slope =
         mixpi_target_slope(ctx, k->kind, mixpi_as_f32(ctx, c->in[0]), mixpi_as_f32(ctx, c->in[1]));
     slope = mixp_mul(ctx, slope, c->out->grad);
     if (k->over != 1) slope = mixp_scale(ctx, slope, share);
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     return slope ? mixpi_add_into(ctx, dt, mixpi_tensor_in(slope), k->n) : mixpi_failed(ctx);
 }
 

@@ -272,13 +272,14 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* Opens a region of f32, in which operators compute and store f32 whatever region is open. */
-static mixp_result mixpi_push_f32(mixp_context *ctx) {
+/* Opens a region of f32, in which operators compute and store f32 whatever region is open. Returns
+ * the region's number, or -1. */
+static int mixpi_open_f32(mixp_context *ctx) {
     mixp_autocast off;
     memset(&off, 0, sizeof off);
     off.dtype = MIXP_F32;
     off.level = 1;
-    return mixp_autocast_push(ctx, &off);
+    return mixp_autocast_open_with(ctx, &off);
 }
 
 /* --- functions made of other operators ---

@@ -494,9 +494,10 @@ static mixp_tensor *mixpi_jvp_unquantised(
     mixp_autocast region = mixp_autocast_current(ctx);
     if (!region.recipe) return mixpi_jvp(ctx, y, x, d);
     region.recipe = NULL;
-    if (mixp_autocast_push(ctx, &region) != MIXP_OK) return NULL;
+    const int opened = mixp_autocast_open_with(ctx, &region);
+    if (opened < 0) return NULL;
     d = mixpi_jvp(ctx, y, x, d);
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, opened);
     return d;
 }
 

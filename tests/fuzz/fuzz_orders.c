@@ -18,7 +18,7 @@ typedef struct world {
     mixp_tensor    *w[WEIGHTS], *slot[SLOTS];
     mixp_optimizer *opt;
     mixp_scaler    *scaler;
-    int             opened[OPENED], n_opened;   /* numbers of mixp_autocast_open */
+    int             opened[OPENED], n_opened;   /* numbers of open regions */
 } world;
 
 static world    worlds[CONTEXTS];
@@ -157,6 +157,10 @@ static mixp_result own_backward(mixp_call *c) {
 }
 static const mixp_op own = { "own", MIXP_CLASS_KEEP, 0, own_infer, own_forward, own_backward, NULL };
 
+static void region_close(world *m) {
+    if (m->n_opened) mixp_autocast_close(m->ctx, m->opened[--m->n_opened]);
+}
+
 /* Opens and closes: regions, scopes, blocks left open. */
 static mixp_result region_call(world *m) {
     const mixp_dtype dtype = next(3) ? MIXP_F16 : MIXP_BF16;
@@ -165,10 +169,12 @@ static mixp_result region_call(world *m) {
     region.dtype = next(4) ? dtype : MIXP_F32;
     region.level = next(4);
     switch (next(13)) {
-    case 0:  return mixp_autocast_push(m->ctx, &region);
-    case 1:  return mixp_autocast_pop(m->ctx);
-    case 2:  return mixp_scope_push(m->ctx, "s");
-    case 3:  return mixp_scope_pop(m->ctx);
+    case 0:  if (m->n_opened < OPENED) m->opened[m->n_opened++] = mixp_autocast_open_with(m->ctx, &region);
+             break;
+    case 1:  region_close(m); break;
+    case 2:  if (m->n_opened < OPENED) m->opened[m->n_opened++] = mixp_scope_open(m->ctx, "s");
+             break;
+    case 3:  region_close(m); break;
     case 4:  mixpi_autocast_enter(m->ctx, dtype); break;
     case 5:  mixpi_autocast_leave(m->ctx); break;
     case 6:  mixpi_no_grad_enter(m->ctx); break;

@@ -222,9 +222,9 @@ static void training_run(training *t, int steps) {
     for (; steps > 0; steps--) {
         mixp_tensor *loss;
         mixp_step_begin(t->ctx);
-        mixp_autocast_push(t->ctx, &region);
+        const int opened = mixp_autocast_open_with(t->ctx, &region);
         loss = training_loss(t);
-        mixp_autocast_pop(t->ctx);
+        mixp_autocast_close(t->ctx, opened);
         if (t->rich) mixp_optimizer_set_loss(t->opt[0], loss);
         mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
         mixp_copy(t->carried, loss);

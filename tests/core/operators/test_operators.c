@@ -466,7 +466,7 @@ static void dropped(const mixp_autocast *region, int more, float *out) {
     w = mixp_param(c, "w", MIXP_F32, 2, shape + 1);
     mixp_write(w, one, MIXP_F32, DROPPED_N * DROPPED_N);
     mixp_step_begin(c);
-    if (region) mixp_autocast_push(c, region);
+    if (region) mixp_autocast_open_with(c, region);
     x = mixp_full(c, MIXP_F32, 3, shape, 0.5);
     v = mixp_input(c, MIXP_F32, 3, shape, one);
     if (more) mixp_gelu(c, mixp_linear(c, x, w, NULL));
@@ -482,7 +482,7 @@ static void dropped(const mixp_autocast *region, int more, float *out) {
         CHECK_INT(mixp_read(drawn[i], y, MIXP_F32, DROPPED_N * DROPPED_N), MIXP_OK);
         for (int k = 0; i != 1 && k < DROPPED_N * DROPPED_N; k++) y[k] = y[k] != 0.0f;
     }
-    if (region) mixp_autocast_pop(c);
+    mixp_autocast_close(c, 0);
     CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
     mixp_context_free(c);
 }

@@ -723,17 +723,17 @@ static void a_freed_input_is_refused(void) {
 }
 
 static void refused(mixp_context *ctx, mixp_recipe r, mixp_result want, const char *part) {
-    mixp_autocast push;
+    mixp_autocast region;
     const char *text = "";
-    memset(&push, 0, sizeof push);
-    push.dtype = MIXP_BF16;
-    push.level = 1;
-    push.recipe = &r;
+    memset(&region, 0, sizeof region);
+    region.dtype = MIXP_BF16;
+    region.level = 1;
+    region.recipe = &r;
     CHECK_INT(mixp_autocast_set_recipe(ctx, &r), want);
     CHECK_INT(mixp_context_error(ctx, &text), want);
     CHECK_TEXT(text, part);
     mixp_context_clear_error(ctx);
-    CHECK_INT(mixp_autocast_push(ctx, &push), want);
+    CHECK_INT(mixp_autocast_open_with(ctx, &region), -1);
     CHECK_INT(mixp_context_error(ctx, &text), want);
     mixp_context_clear_error(ctx);
 }

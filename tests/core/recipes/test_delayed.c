@@ -547,8 +547,9 @@ static void pass_region(mixp_context *ctx, mixp_recipe other) {
     region.dtype = MIXP_BF16;
     region.level = 1;
     region.recipe = &other;
-    CHECK_INT(mixp_autocast_push(ctx, &region), MIXP_OK);
-    CHECK_INT(mixp_autocast_pop(ctx), MIXP_OK);
+    const int opened = mixp_autocast_open_with(ctx, &region);
+    CHECK(opened >= 0);
+    mixp_autocast_close(ctx, opened);
 }
 
 /* Evaluates under another recipe: with no_grad inside the region, around it, or after
@@ -558,7 +559,6 @@ static void evaluate(layer *l, mixp_recipe other, int how) {
     const int64_t xs[2] = { M, K };
     mixp_autocast region;
     mixp_tensor *y = NULL, *in;
-    int opened = -1;
     memset(&region, 0, sizeof region);
     other.margin += 5;
     region.dtype = MIXP_BF16;
@@ -568,13 +568,12 @@ static void evaluate(layer *l, mixp_recipe other, int how) {
     if (how == 2) CHECK_INT(mixp_eval_begin(l->ctx), MIXP_OK);
     else mixp_step_begin(l->ctx);
     in = mixp_input(l->ctx, MIXP_F32, 2, xs, x);
-    if (how == 1) opened = mixp_no_grad_open(l->ctx);
-    CHECK_INT(mixp_autocast_push(l->ctx, &region), MIXP_OK);
+    if (how == 1) CHECK_INT(mixp_no_grad_open(l->ctx), 0);
+    CHECK_INT(mixp_autocast_open_with(l->ctx, &region), how == 1);
     if (how == 0) MIXP_NO_GRAD(l->ctx) y = mixp_linear(l->ctx, in, l->w, NULL);
     if (how != 0) y = mixp_linear(l->ctx, in, l->w, NULL);
     CHECK(y != NULL);
-    CHECK_INT(mixp_autocast_pop(l->ctx), MIXP_OK);
-    if (how == 1) mixp_autocast_close(l->ctx, opened);
+    mixp_autocast_close(l->ctx, 0);
 }
 
 #ifdef _WIN32

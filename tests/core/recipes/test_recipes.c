@@ -885,9 +885,9 @@ static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
     x = mixp_input(ctx, MIXP_F32, 2, xs_shape, xs);
     mixp_tensor_set_requires_grad(x, 1);
     dy = mixp_input(ctx, MIXP_F32, 2, dys_shape, dys);
-    CHECK_INT(mixp_autocast_push(ctx, &region), MIXP_OK);
+    CHECK_INT(mixp_autocast_open_with(ctx, &region), 0);
     y = mixp_linear(ctx, x, w, NULL);
-    CHECK_INT(mixp_autocast_pop(ctx), MIXP_OK);
+    mixp_autocast_close(ctx, 0);
     dy = mixp_reshape(ctx, mixp_mul(ctx, y, dy), 1, all);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, dy, 0, 0)), MIXP_OK);
     mixp_read(y, y_got, MIXP_F32, M * N);
@@ -1318,6 +1318,12 @@ static void refused_over6(mixp_context *ctx) {
     CHECK_INT(mixp_autocast_set_recipe(ctx, NULL), MIXP_OK);
 }
 
+/* The result of opening a region. */
+static mixp_result opened(mixp_context *ctx, const mixp_autocast *region) {
+    mixp_autocast_close(ctx, mixp_autocast_open_with(ctx, region));
+    return mixp_context_error(ctx, NULL);
+}
+
 static void refused(void) {
     mixp_context *ctx = context(1);
     mixp_context_desc desc;
@@ -1328,12 +1334,12 @@ static void refused(void) {
     memset(&r, 0, sizeof r);
     r.kind = MIXP_RECIPE_MXFP8;
     region.recipe = &r;
-    REFUSED(ctx, mixp_autocast_push(ctx, &region), MIXP_ERR_DTYPE, "a recipe needs a bf16 region");
+    REFUSED(ctx, opened(ctx, &region), MIXP_ERR_DTYPE, "a recipe needs a bf16 region");
     region.dtype = MIXP_F32;
-    REFUSED(ctx, mixp_autocast_push(ctx, &region), MIXP_ERR_DTYPE, "a recipe needs a bf16 region");
+    REFUSED(ctx, opened(ctx, &region), MIXP_ERR_DTYPE, "a recipe needs a bf16 region");
     region.dtype = MIXP_BF16;
     r.keep_last = 1;
-    REFUSED(ctx, mixp_autocast_push(ctx, &region), MIXP_ERR_ARGUMENT, "keep_last needs linears");
+    REFUSED(ctx, opened(ctx, &region), MIXP_ERR_ARGUMENT, "keep_last needs linears");
     r.keep_last = -1;
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "negative");
     r.keep_last = 0;
@@ -1435,11 +1441,11 @@ static void run_ruled(const mixp_recipe_rule *rules, int n, const mixp_recipe *r
     x = mixp_input(ctx, MIXP_F32, 2, shape, xs);
     MIXP_AUTOCAST(ctx, MIXP_BF16) {
         mixp_autocast outer = mixp_autocast_current(ctx);
-        if (how == 3) CHECK_INT(mixp_autocast_push(ctx, &outer), MIXP_OK);
+        if (how == 3) CHECK_INT(mixp_autocast_open_with(ctx, &outer), 1);
         if (how == 1) MIXP_SCOPE(ctx, "inner") loss = five_linears(ctx, x, &f);
         else if (how == 2) loss = mixp_recompute(ctx, five_linears, &f, x);
         else loss = five_linears(ctx, x, &f);
-        if (how == 3) CHECK_INT(mixp_autocast_pop(ctx), MIXP_OK);
+        if (how == 3) mixp_autocast_close(ctx, 1);
     }
     for (i = 0; i < RULED && f.y; i++) mixp_read(y[i], out->y[i], MIXP_F32, RULED_SIZE * RULED_SIZE);
     out->counts = mixp_autocast_recipe_counts(ctx);

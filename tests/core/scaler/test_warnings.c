@@ -379,12 +379,12 @@ static const char *region_warning(shape_of_work what, mixp_dtype dtype, int leve
         region.level = level;
         if (what == EVALUATED) mixp_eval_begin(ctx);
         else mixp_step_begin(ctx);
-        if (what != OUTSIDE) mixp_autocast_push(ctx, &region);
+        if (what != OUTSIDE) mixp_autocast_open_with(ctx, &region);
         a = mixp_embedding(ctx, table, mixp_input(ctx, MIXP_I32, 1, two, ids));
         b = what == FACTORS_AND_CAST ? mixp_cast(ctx, a, dtype) : a;
         out = what == PRODUCT ? mixp_linear(ctx, a, table, NULL) : mixp_mul(ctx, a, b);
         out = mixp_mean(ctx, mixp_square(ctx, out), MIXP_ALL, 0);
-        if (what != OUTSIDE) mixp_autocast_pop(ctx);
+        mixp_autocast_close(ctx, 0);
         if (what == OUTSIDE || what == EVALUATED) continue;
         mixp_zero_grad(opt);
         CHECK_INT(mixp_backward(ctx, out), MIXP_OK);

@@ -168,9 +168,10 @@ static void training_step(training *t, int kind, int careful) {
     mixp_tensor *loss;
     int o;
     hear(t, mixp_step_begin(t->ctx));
-    hear(t, mixp_autocast_push(t->ctx, &region));
+    const int opened = mixp_autocast_open_with(t->ctx, &region);
+    hear(t, opened < 0 ? MIXP_ERR_MEMORY : MIXP_OK);
     loss = training_loss(t, kind);
-    hear(t, mixp_autocast_pop(t->ctx));
+    mixp_autocast_close(t->ctx, opened);
     hear(t, mixp_optimizer_set_loss(t->opt[0], loss));
     hear(t, mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss)));
     hear(t, mixp_fill(t->buffer, kind));

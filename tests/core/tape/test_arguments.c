@@ -54,11 +54,9 @@ static void no_context(void) {
     CHECK(mixp_context_exec(NULL) == NULL && mixp_context_device(NULL) == NULL);
     CHECK_INT(mixp_gemm(NULL, &gemm), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_autocast_current(NULL).level, 0);
-    CHECK_INT(mixp_autocast_push(NULL, &half), MIXP_ERR_ARGUMENT);
-    CHECK_INT(mixp_autocast_pop(NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_autocast_open_with(NULL, &half), -1);
     CHECK_INT(mixp_autocast_set_level(NULL, 1), MIXP_ERR_ARGUMENT);
-    CHECK_INT(mixp_scope_push(NULL, "a"), MIXP_ERR_ARGUMENT);
-    CHECK_INT(mixp_scope_pop(NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_scope_open(NULL, "a"), -1);
     CHECK_INT(mixpi_autocast_leave(NULL), 0);
     CHECK_INT(mixpi_autocast_enter(NULL, MIXP_F16), 1);
     CHECK_INT(mixpi_no_grad_enter(NULL), 1);
@@ -296,17 +294,21 @@ static void products(void) {
 
 /* --- autocast, operators --------------------------------------------------------------------------- */
 
+static void not_opened(mixp_context *ctx, int region, const char *why) {
+    CHECK_INT(region, -1);
+    REFUSED(ctx, mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT, why);
+}
+
 static void regions(void) {
     const mixp_autocast bad_level = { MIXP_F16, 4, NULL }, low_level = { MIXP_F16, -1, NULL };
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_op_count count;
-    REFUSED(ctx, mixp_autocast_push(ctx, NULL), MIXP_ERR_ARGUMENT, "region is NULL");
-    REFUSED(ctx, mixp_autocast_push(ctx, &bad_level), MIXP_ERR_ARGUMENT, "the level must be 0 to 3");
-    REFUSED(ctx, mixp_autocast_push(ctx, &low_level), MIXP_ERR_ARGUMENT, "the level must be 0 to 3");
+    not_opened(ctx, mixp_autocast_open_with(ctx, NULL), "region is NULL");
+    not_opened(ctx, mixp_autocast_open_with(ctx, &bad_level), "the level must be 0 to 3");
+    not_opened(ctx, mixp_autocast_open_with(ctx, &low_level), "the level must be 0 to 3");
     REFUSED(ctx, mixp_autocast_set_level(ctx, -1), MIXP_ERR_ARGUMENT, "");
-    REFUSED(ctx, mixp_scope_push(ctx, NULL), MIXP_ERR_ARGUMENT, "");
-    REFUSED(ctx, mixp_scope_push(ctx, ""), MIXP_ERR_ARGUMENT, "");
-    REFUSED(ctx, mixp_scope_pop(ctx), MIXP_ERR_ORDER, "no scope is open");
+    not_opened(ctx, mixp_scope_open(ctx, NULL), "the name is NULL");
+    not_opened(ctx, mixp_scope_open(ctx, ""), "the name is empty");
     REFUSED(ctx, mixp_autocast_override(ctx, NULL, MIXP_CLASS_LOW), MIXP_ERR_ARGUMENT, "op is NULL");
     REFUSED(ctx, mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_ADD), MIXP_CLASS_COUNT),
             MIXP_ERR_ARGUMENT, "cls is not a mixp_op_class");

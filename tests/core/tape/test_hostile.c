@@ -102,9 +102,9 @@ static void banned_loss(void) {
     head h = head_new();
     mixp_autocast region = { MIXP_BF16, 1, NULL };
     mixp_autocast_override(h.ctx, mixp_op_builtin(MIXP_OP_CROSS_ENTROPY), MIXP_CLASS_BANNED);
-    mixp_autocast_push(h.ctx, &region);
+    mixp_autocast_open_with(h.ctx, &region);
     CHECK(head_loss(&h, 1) == NULL);
-    mixp_autocast_pop(h.ctx);
+    mixp_autocast_close(h.ctx, 0);
     told(h.ctx, MIXP_ERR_BANNED, "cross_entropy");
     close_clean(h.ctx);
 }

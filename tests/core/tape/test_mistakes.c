@@ -204,7 +204,7 @@ static void level_3_of_f32(model *m) {
     mixp_autocast_set_level(m->ctx, 3);
     MIXP_AUTOCAST(m->ctx, MIXP_F16) { logits_of(m); }
 }
-static void pop_without_push(model *m) { mixp_autocast_pop(m->ctx); }
+static void scope_without_a_name(model *m) { mixp_scope_open(m->ctx, ""); }
 
 /* --- optimizers ------------------------------------------------------------------------------ */
 
@@ -684,7 +684,7 @@ static const mistake mistakes[] = {
     MISTAKE(autocast_in_fp8, ARGUMENT, "autocast"),
     MISTAKE(level_that_is_none, ARGUMENT, "level"),
     MISTAKE(level_3_of_f32, DTYPE, "'fc.w' is f32"),
-    MISTAKE(pop_without_push, ORDER, "push"),
+    MISTAKE(scope_without_a_name, ARGUMENT, "pass a name"),
     MISTAKE(zeroed_description, ARGUMENT, "start from the defaults"),
     MISTAKE(negative_rate, ARGUMENT, "lr must"),
     MISTAKE(schedule_without_an_end, ARGUMENT, "schedule.total"),

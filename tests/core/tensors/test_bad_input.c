@@ -374,11 +374,11 @@ static void pinned_cast_of_the_first_step(void) {
     for (i = 0; i < 3; i++) {
         mixp_tensor *x;
         mixp_step_begin(ctx);
-        mixp_autocast_push(ctx, &region);
+        mixp_autocast_open_with(ctx, &region);
         x = mixp_activation(ctx, MIXP_F16, 2, shape);
         mixp_fill(x, 1);
         CHECK(mixp_linear(ctx, x, w, NULL) != NULL);
-        mixp_autocast_pop(ctx);
+        mixp_autocast_close(ctx, 0);
         stored[i] = MIXP_DTYPE_COUNT;
         for (k = 0; mixp_site(ctx, k, &site); k++)
             if (strcmp(site.name, "w: cast") == 0) stored[i] = site.dtype;
@@ -448,12 +448,12 @@ static void guard_counts_of_a_file(void) {
             CHECK_INT(mixp_checkpoint_load(path, &what), MIXP_OK);
             mixp_step_begin(ctx);
         }
-        mixp_autocast_push(ctx, &region);
+        mixp_autocast_open_with(ctx, &region);
         x = mixp_activation(ctx, MIXP_F16, 2, shape);
         mixp_fill(x, i < 2 ? 1 : 6e4);
         mixp_fill(w, i < 2 ? 0.1 : 10);
         mixp_linear(ctx, x, w, NULL);
-        mixp_autocast_pop(ctx);
+        mixp_autocast_close(ctx, 0);
     }
     mixp_step_begin(ctx);
     CHECK_INT(mixp_site(ctx, 0, &site), 1);

@@ -148,7 +148,7 @@ static void a_scaled_loss_is_f32_whatever_its_rank(void) {
     const int64_t one[1] = { 1 };
     const float two[1] = { 2 };
     mixp_tensor *loss = mixp_input(m.ctx, MIXP_F32, 1, one, two), *scaled;
-    mixp_autocast_push(m.ctx, &low);
+    mixp_autocast_open_with(m.ctx, &low);
     scaled = mixp_scaler_scale(m.scaler, loss);
     CHECK(scaled && scaled->dtype == MIXP_F32);
     CHECK_NEAR(mixp_item(scaled), 131072, 0);
