@@ -288,8 +288,8 @@ static mixp_tensor *train_batch(const int32_t *x, const int32_t *y, int64_t t, i
     return loss;
 }
 
-/* Replays the recording of a batch, and records it first if there is none. A batch of another length or share
- * is not replayed. */
+/* Replays the recorded step of batch i. Records the step first if there is no recording. Returns 0 and runs
+ * nothing if the batch has another length or another share. */
 static int replay_batch(const int32_t *x, const int32_t *y, int64_t t, int64_t i, float share) {
     static mixp_graph *graphs[4096];
     static float       shares[4096];

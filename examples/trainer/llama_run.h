@@ -182,7 +182,7 @@ static void plan_memory(void) {
     if (have > 0) bytes_text(have, have_text, sizeof have_text);
     snprintf(plan_text, sizeof plan_text, ". A step needs about %s of the %s's %s%s", need_text, of, have_text, less);
     if (have > 0 && all > have)
-        die(1, "a step needs about %s%s, and the %s has %s%s. A smaller --batch or --block needs less, too",
+        die(1, "a step needs about %s%s, and the %s has %s%s. A smaller --batch or --block also reduces the need",
             need_text, forked ? " for each rank" : "", of, have_text, less);
     if (!opt.quiet)
         say_line("memory", "a step needs about %s%s of the %s's %s%s", need_text, forked ? " a rank" : "", of,

@@ -11,7 +11,8 @@ static void against_double(void) {
             CHECK_INT(bag_each(mixp_cpu_with((mixp_isa)isa), bag_against_double), 48);
 }
 
-/* A bag has the bits of the same bag alone; a NaN or an Inf of a row that is the padding is not read. */
+/* The result of a bag is bit-identical with and without other bags in the batch. The padding row is not read, so a NaN
+ * or an Inf in it changes nothing. */
 static void any_batch(void) {
     static bag_data d;
     bag_case k = { MIXP_BAG_MEAN, MIXP_F16, 1, 0, 5 };

@@ -348,7 +348,7 @@ static void feeding(void) {
                 for (int i = 0; i < COUNT; i++) one_buffer[i] = fed_g[p][i] * (t == 4 ? 0.5f : 1.0f);
                 CHECK_INT(mixp_optimizer_feed(b.opt, b.w[p]), MIXP_OK);
             }
-        memset(one_buffer, 0x7F, sizeof one_buffer); /* nobody reads it now */
+        memset(one_buffer, 0x7F, sizeof one_buffer); /* mixp_optimizer_feed has copied it */
         if (t == 3) CHECK_INT(mixp_scaler_unscale(a.scaler, a.opt), MIXP_OK);
         if (t == 3) CHECK_INT(mixp_scaler_unscale(b.scaler, b.opt), MIXP_OK);
         if (t == 3) CHECK_INT(mixp_optimizer_feed(b.opt, b.w[0]), MIXP_ERR_ORDER);
