@@ -28,6 +28,17 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     return r;
 }
 
+/* --- handles of the guard's table that read a call; see tensors/watcher.c --- */
+static void mixpi_watcher_choose(mixp_call *c) {
+    if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c);
+}
+static int mixpi_watcher_is_pinned(const mixp_call *c) {
+    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
+}
+static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site) {
+    return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK;
+}
+
 /* Shows the guard the result of e, which has a site. given: the inputs before autocast. */
 static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -95,8 +106,8 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_a
         if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
         else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
         out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-        mixpi_watcher_choose(c, cls);
-    } else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c, MIXP_CLASS_KEEP);
+        mixpi_watcher_choose(c);
+    } else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c);
 
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;

@@ -1,15 +1,16 @@
 #pragma once
 #include "errors.c"
 #include "threads.c"
-#include "../tape.h"
-#include "../step.h"
 /* --- the table of the ranks' functions ----------------------------------------------------- *
  *
  * The rooms of the loop call the ranks only through this table, and only in a context that has
  * ranks. ranks/door.c fills it. Without ranks in the build, the table is never there, and the
  * compiler drops the calls.
  */
+struct mixp_call;
 struct mixp_checkpoint;
+struct mixp_optimizer;
+struct mixp_verdict;
 struct mixpi_report;
 struct mixpi_state_item;
 
@@ -23,30 +24,33 @@ struct mixpi_crew {
     /* walk: the gradients */
     mixp_result (*walk_begin)(mixp_context *ctx);
     mixp_result (*walk_opens)(mixp_context *ctx, const mixp_tensor *leaf);  /* first gradient */
-    mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
+    mixp_result (*walk_passed)(mixp_context *ctx, const struct mixp_call *c);
     mixp_result (*walk_end)(mixp_context *ctx);
     void        (*forget)(mixp_context *ctx);           /* drops gradients that are held */
     void        (*lose)(mixp_context *ctx, const void *scaler);     /* the scaler is about
                                                                        to be freed           */
     /* optimizers: who keeps the states; the last three only if the states are sharded */
-    mixp_result (*enter)(mixp_optimizer *opt);          /* opt is new */
-    const char *(*add_wrong)(const mixp_optimizer *opt, const mixp_tensor *p,
+    mixp_result (*enter)(struct mixp_optimizer *opt);   /* opt is new */
+    const char *(*add_wrong)(const struct mixp_optimizer *opt, const mixp_tensor *p,
                              const mixp_tensor *g);
     void        (*left)(mixp_tensor *p);                /* p has lost an optimizer */
-    mixp_result (*grow)(mixp_optimizer *opt, size_t bytes);
-    mixp_result (*place)(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at);  /* states */
-    void        (*placed)(mixp_optimizer *opt, mixp_tensor *p, mixp_result r);  /* how it ended */
-    mixp_param_row (*piece)(const mixp_optimizer *opt, int64_t i);
+    mixp_result (*grow)(struct mixp_optimizer *opt, size_t bytes);
+    mixp_result (*place)(struct mixp_optimizer *opt, mixp_param_row *row,    /* its states */
+                         int64_t joined_at);
+    void        (*placed)(struct mixp_optimizer *opt, mixp_tensor *p,        /* how it ended */
+                          mixp_result r);
+    mixp_param_row (*piece)(const struct mixp_optimizer *opt, int64_t i);
     /* step; send, gather, average and in_pieces only if the states are sharded */
-    mixp_result (*plan)(mixp_optimizer *opt);           /* before anything is changed */
-    mixp_result (*look)(mixp_optimizer *opt, const float *scale, int unscale,
+    mixp_result (*plan)(struct mixp_optimizer *opt);    /* before anything is changed */
+    mixp_result (*look)(struct mixp_optimizer *opt, const float *scale, int unscale,
                         const mixp_step_plan *plan, mixp_scaler_state *s);
-    mixp_result (*prepare)(mixp_optimizer *opt, mixp_scaler_state *s);  /* without a look */
-    void        (*verdict)(const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v);
-    mixp_result (*send)(mixp_optimizer *opt);           /* the table for the update */
-    mixp_result (*gather)(mixp_optimizer *opt);         /* the weights, after the update */
-    mixp_result (*average)(mixp_optimizer *opt);        /* all averages of weights, to all ranks */
-    void        (*in_pieces)(mixp_optimizer *opt);      /* gradients were unscaled or clipped */
+    mixp_result (*prepare)(struct mixp_optimizer *opt, mixp_scaler_state *s);  /* without a look */
+    void        (*verdict)(const struct mixp_optimizer *opt, const mixp_step_state *s,
+                           struct mixp_verdict *v);
+    mixp_result (*send)(struct mixp_optimizer *opt);    /* the table for the update */
+    mixp_result (*gather)(struct mixp_optimizer *opt);  /* the weights, after the update */
+    mixp_result (*average)(struct mixp_optimizer *opt);  /* all averages of weights, to all ranks */
+    void        (*in_pieces)(struct mixp_optimizer *opt);  /* gradients were unscaled or clipped */
     mixp_result (*share_buffers)(mixp_context *ctx);    /* an update: shared buffers travel */
     /* checkpoints of sharded states */
     mixp_result (*check)(mixp_context *ctx);
@@ -80,7 +84,7 @@ static mixp_result mixpi_crew_walk_begin(mixp_context *ctx) {
 static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf) {
     return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK;
 }
-static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const mixp_call *c) {
+static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const struct mixp_call *c) {
     return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK;
 }
 static mixp_result mixpi_crew_walk_end(mixp_context *ctx) {

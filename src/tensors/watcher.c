@@ -1,13 +1,15 @@
 #pragma once
 #include "structs.c"
-#include "../tape.h"
-#include "../step.h"
+#include "../recipe.h"
 /* --- the table of the guard's functions ---------------------------------------------------- *
  *
  * The rooms of the loop call the guard only through this table, and only after a guard was started
  * or a tensor was looked at. watch/door.c fills the table. Without a guard in the build, the table
  * is never there, and the compiler drops the calls.
  */
+struct mixp_call;
+struct mixp_op;
+struct mixp_verdict;
 struct mixpi_state;
 
 /* The flags that mixpi_watched returns. */
@@ -55,26 +57,27 @@ struct mixpi_watcher {
     void        (*captured)(mixp_context *ctx);     /* a capture has begun */
     mixp_result (*replayed)(mixp_context *ctx);     /* before a replay */
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
-    int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
-    void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
-    int         (*stays_uncast)(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r);
-    void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
-    int         (*is_pinned)(const mixp_call *c);
-    mixpi_lossy *(*operands)(const mixp_call *c);   /* operands of a linear's site; NULL: it
+    int         (*enter)(mixp_context *ctx, const struct mixp_op *op, int n_in, mixp_tensor **in);
+    void        (*casts)(struct mixp_call *c);      /* autocast casts the inputs of its site */
+    int         (*stays_uncast)(struct mixp_call *c, int i, int cached, mixp_dtype low,
+                                mixp_result *r);
+    void        (*choose)(struct mixp_call *c);  /* dtype of the result */
+    int         (*is_pinned)(const struct mixp_call *c);
+    mixpi_lossy *(*operands)(const struct mixp_call *c);  /* operands of a linear's site; NULL: it
                                                        has no site                           */
-    mixp_losses *(*losses)(const mixp_call *c);     /* their losses, in device memory; NULL:
+    mixp_losses *(*losses)(const struct mixp_call *c);  /* their losses, in device memory; NULL:
                                                        an error                              */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
     /* walk */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
     mixp_result (*gradient)(mixp_context *ctx, int site, const mixp_tensor *g);
-    mixp_result (*leaves)(const mixp_call *c, int site);        /* after its backward */
+    mixp_result (*leaves)(const struct mixp_call *c, int site);  /* after its backward */
     void        (*walked)(const mixp_context *ctx);
     /* step */
     uint64_t    (*mark)(const mixp_context *ctx);   /* hash of what all ranks must have alike */
     void        (*words)(const mixp_context *ctx, double *row);     /* all words of that,
                                                                        for a message         */
-    void        (*origin)(const mixp_context *ctx, mixp_verdict *v);
+    void        (*origin)(const mixp_context *ctx, struct mixp_verdict *v);
     mixp_result (*updating)(mixp_context *ctx, mixp_advance_args *k);
     mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* NULL: a step without one */
     void        (*lose)(mixp_context *ctx, const void *scaler); /* the scaler is about to be
@@ -111,7 +114,7 @@ static int mixpi_is_seen(const mixp_context *ctx) {
 /* --- handles: without a guard they do nothing --- *
  *
  * Each handle has the name of its member, so that a search for the name finds both. A call without
- * a site, number 0, is not the guard's.
+ * a site, number 0, is not the guard's. Handles that read a call stand in tape/run.c.
  */
 static void mixpi_watcher_captured(mixp_context *ctx) {
     if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
@@ -119,23 +122,15 @@ static void mixpi_watcher_captured(mixp_context *ctx) {
 static mixp_result mixpi_watcher_replayed(mixp_context *ctx) {
     return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK;
 }
-static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
+static int mixpi_watcher_enter(
+    mixp_context *ctx, const struct mixp_op *op, int n_in, mixp_tensor **in) {
     return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0;
-}
-static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls) {
-    if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls);
-}
-static int mixpi_watcher_is_pinned(const mixp_call *c) {
-    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
 }
 static mixp_result mixpi_watcher_begin(mixp_context *ctx) {
     return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK;
 }
 static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g) {
     return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK;
-}
-static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site) {
-    return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK;
 }
 static void mixpi_watcher_walked(const mixp_context *ctx) {
     if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx);

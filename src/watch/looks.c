@@ -198,7 +198,8 @@ static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
 }
 
 /* Sets the dtype of a result for which autocast has chosen a dtype. */
-static void mixpi_site_choose(mixp_call *c, mixp_op_class cls) {
+static void mixpi_site_choose(mixp_call *c) {
+    const mixp_op_class cls = mixpi_class_of(c->ctx, c->op);
     mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
     mixp_tensor *out = c->out;
     const mixp_dtype plain = out->dtype;
