@@ -52,7 +52,6 @@ struct mixpi_casting {
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
     mixp_dtype      low;        /* dtype of the newest of those regions                    */
     const char     *unlowered;  /* name of the newest of those operators that kept f32     */
-    int             linears;    /* applied under a recipe in this forward pass             */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
     char            uncoded_name[64];   /* weight of the newest uncoded linear             */
@@ -93,7 +92,7 @@ static void mixpi_casting_turn(mixp_context *ctx) {
             "the recipe's codes free no memory: none of %d linears kept its input x as codes. The "
             "last has the weight '%s': %s. See CODES at mixp_recipe, or set codes to 0",
             c->uncoded, c->uncoded_name, c->uncoded_why);
-    c->linears = c->coded = c->uncoded = c->lowerable = c->lowered = 0;
+    c->coded = c->uncoded = c->lowerable = c->lowered = 0;
 }
 
 /* --- regions --------------------------------------------------------------------------- */
@@ -139,9 +138,8 @@ static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->h
 
 /* Is each switch of a recipe 0 or 1? */
 static int mixpi_recipe_has_flags(const mixp_recipe *r) {
-    const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
-        r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high, r->most_recent,
-        r->codes, r->bound_448, r->row_scaled };
+    const int flags[] = { r->dy_e4m3, r->power_2, r->no_stochastic, r->no_hadamard, r->no_2d,
+        r->wgrad_high, r->most_recent, r->codes, r->bound_448, r->row_scaled };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
@@ -165,18 +163,8 @@ static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
 static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
         return "the recipe's kind is not a mixp_recipe_kind";
-    if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
-        return "the recipe's keep_first, keep_last or linears is negative";
-    if (r->keep_last && !r->linears)
-        return "the recipe's keep_last needs linears, the number of mixp_linear calls in a forward "
-               "pass";
-    if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
-        return "the recipe's keep_first and keep_last together exceed linears";
     if (!mixpi_recipe_has_flags(r))
         return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
-    if (r->kind == MIXP_RECIPE_FP8_BLOCK && 1 - r->no_2d + r->x_2d + r->dy_2d > 1)
-        return "only one of x, w and dy can be in blocks of 128 x 128: set the recipe's no_2d, and "
-               "only one of x_2d and dy_2d";
     if (r->history < 0 || r->history > 1 << 20)
         return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
     if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
@@ -184,8 +172,6 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->codes && r->wgrad_high)
         return "the recipe's codes and wgrad_high exclude each other: with wgrad_high the gradient "
                "of the weight reads the input itself, which has no codes";
-    if (r->codes && r->kind == MIXP_RECIPE_FP8_BLOCK && r->x_2d)
-        return "the recipe's codes and x_2d exclude each other: codes have blocks of one column";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
@@ -265,22 +251,15 @@ static const char *mixpi_recipe_wrong(
     return NULL;
 }
 
-/* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
- * a recipe begins. */
+/* Gives a region its own copy of its recipe. */
 static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     const mixp_recipe *r = region->cast.recipe;
-    int i, inside = 0;
     if (mixpi_recipe_is_rules(c, r)) return;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
-    for (i = 0; i < c->n_regions; i++) {
-        const mixp_recipe *outer = c->regions[i].cast.recipe;
-        inside |= outer && !mixpi_recipe_is_rules(c, outer);
-    }
-    if (!inside) c->linears = 0;
 }
 
 /* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
@@ -389,9 +368,6 @@ static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_r
     if (strlen(rule->pattern) > 95) return "the pattern has more than 95 characters";
     if (!mixpi_pattern_is_used(ctx, rule->pattern))
         return "the pattern fits no tensor's name; call the function after parameters are made";
-    if (r && (r->keep_first || r->keep_last || r->linears))
-        return "the recipe has keep_first, keep_last or linears; leave linears in bf16 by an "
-               "earlier rule with their names and the recipe NULL";
     if (r && delayed && r->kind == MIXP_RECIPE_FP8_DELAYED && memcmp(r, delayed, sizeof *r) != 0)
         return "two rules have different recipes of delayed scaling; use the same fields in both";
     return mixpi_recipe_wrong(ctx, MIXP_BF16, r, code);

@@ -65,7 +65,7 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
  *
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
- * out of the recipe), and keep_first and keep_last do not keep it. Otherwise it multiplies in bf16.
+ * out of the recipe). Otherwise it multiplies in bf16.
  * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators,
  * unless rules leave both its linears in bf16.
  * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
@@ -100,8 +100,8 @@ typedef struct mixp_recipe_rule {
  * mixp_checkpoint_load. Ranks with different rules fail the step with MIXP_ERR_RANKS.
  *
  * MIXP_ERR_ARGUMENT: rules is NULL; more than 64 rules; a pattern is empty, longer than 95
- * characters, or fits no permanent tensor of the context ("*" is always accepted); a recipe has
- * keep_first, keep_last or linears (use rules instead); two recipes of delayed scaling differ.
+ * characters, or fits no permanent tensor of the context ("*" is always accepted); two recipes of
+ * delayed scaling differ.
  * MIXP_ERR_ORDER: a region or a scope is open. Otherwise the errors of mixp_autocast_set_recipe. On
  * an error nothing changes. */
 MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
@@ -157,8 +157,8 @@ MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* a
  * On an error they return -1 and open nothing; the context has the error. MIXP_ERR_ARGUMENT:
  * another dtype or level, a name that is NULL or empty, or more than 64 nested regions and scopes.
  * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
- * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
- * `linears`. MIXP_ERR_DEVICE: the context's device has no kernel for recipes. */
+ * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, or a field out of range. MIXP_ERR_DEVICE: the
+ * context's device has no kernel for recipes. */
 MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
 MIXPREC_API int  mixp_autocast_open_with(mixp_context *ctx, const mixp_autocast *region);
 MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);

@@ -189,7 +189,7 @@
  * generation token by token are bit-identical. This covers the forward pass of every operator, on
  * each instruction set (also AMX), at each level, at any number of threads. Exceptions: results
  * made from the batch (means, batch norm in training), dropout, recipes whose scales are made from
- * the batch (FP8_CURRENT, FP8_BLOCK with x_2d, NVFP4 without row_scaled), MIXPREC_CBLAS, and a GPU,
+ * the batch (FP8_CURRENT, NVFP4 without row_scaled), MIXPREC_CBLAS, and a GPU,
  * where cuBLASLt chooses by shape. Under the other recipes (MXFP8, FP8_BLOCK, FP8_DELAYED, NVFP4
  * with row_scaled, each also with 4over6) the rule holds among batches that they quantise, whose
  * numbers of rows are multiples of 16, 32 or 128; in other batches a linear stays bf16. Under a

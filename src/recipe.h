@@ -11,16 +11,16 @@
  * By itself a recipe saves no time: it shows what a format does to training. On request some GPUs
  * multiply the codes themselves: see NARROW PRODUCTS below mixp_context_desc. On request a recipe
  * saves memory: see CODES. On the CPU a parameter keeps its quantised values until the parameter is
- * written: 2 bytes for each element, or 4 if its two products need different blocks (MXFP8 without
- * w_2d; FP8_BLOCK and NVFP4 with no_2d).
+ * written: 2 bytes for each element, or 4 if its two products need different blocks (MXFP8;
+ * FP8_BLOCK and NVFP4 with no_2d).
  *
- * A training loop in NVFP4, whose first linear stays bf16, under a guard:
+ * A training loop in NVFP4, whose first layer stays bf16, under a guard:
  *
  *     mixp_recipe r;
  *     memset(&r, 0, sizeof r);
  *     r.kind = MIXP_RECIPE_NVFP4;
- *     r.keep_first = 1;
- *     mixp_autocast_set_recipe(ctx, &r);
+ *     mixp_recipe_rule rules[] = { { "h.0.*", NULL }, { "*", &r } };
+ *     mixp_autocast_set_recipes(ctx, rules, 2);
  *     mixp_guard_start(ctx, NULL);
  *     for (step = 0; step < 1000; step++) {
  *         mixp_step_begin(ctx);
@@ -83,27 +83,18 @@ typedef enum mixp_recipe_kind {
  * is used only by these kinds; the others ignore it. "block" is FP8_BLOCK.
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are not powers of two (bf16
- * does not hold the values exactly), quantised attention, sums of 14 bits, functions of your own
+ * does not hold the values exactly), other shapes of blocks, dy in e5m2 in recipes of blocks, an
+ * unquantised gradient of the input, quantised attention, sums of 14 bits, functions of your own
  * for scales, amax of only one rank (TransformerEngine); 4over6's errors in f16 or of the largest
  * element; backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
-    int dy_e5m2;                /* block, MXFP8: 1 = dy in e5m2                            */
     int power_2;                /* current: 1 = scales are rounded down to powers of two   */
     int no_stochastic;          /* NVFP4: 1 = dy rounds to nearest even                    */
     int no_hadamard;            /* NVFP4: 1 = no transform                                 */
     int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16; block: of 1 x 128     */
-    int w_2d;                   /* MXFP8: 1 = w in blocks of 32 x 32                       */
-    int x_2d, dy_2d;            /* block: 1 = x, or dy, in blocks of 128 x 128. Only one of x, w and
-                                   dy can have such blocks, so no_2d must be 1             */
-    int dgrad_high;             /* 1 = the gradient of the input is the bf16 product       */
     int wgrad_high;             /* 1 = the gradient of the weight is the bf16 product      */
-    int keep_first;             /* this many linears at the front of a forward pass stay bf16 */
-    int keep_last;              /* this many at the end stay bf16; needs `linears`         */
-    int linears;                /* mixp_linear calls of a forward pass; 0 = unknown. The count
-                                   begins again at mixp_step_begin, where a region with a recipe
-                                   opens outside of another, and after `linears` calls      */
     int history;                /* delayed: number of amax stored;  0 = 1024, at most 2^20 */
     int most_recent;            /* delayed: 1 = the scale comes from the latest amax; 0 = from the
                                    largest of the history                                  */
@@ -171,8 +162,7 @@ typedef struct mixp_recipe {
  *
  * If no linear of a training step keeps x as codes, on_warning gets one linear and the reason.
  *
- * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself; with x_2d; or without a
- * kind.
+ * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
  * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
@@ -242,8 +232,7 @@ typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
     int64_t fallen;             /* products that are bf16 because an operand fell back     */
     int64_t quantised;          /* linears with a quantised forward product                */
-    int64_t kept;               /* linears left bf16: keep_first, keep_last, a rule, a pin or the
-                                   guard                                                   */
+    int64_t kept;               /* linears left bf16: a rule, a pin or the guard           */
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
     char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
     int64_t unfit_sizes[3];     /* rows of x, outputs and inputs of that linear            */

@@ -430,7 +430,7 @@ static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
     *both = for_x;
     if (!mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
-    if (rc->recipe.dgrad_high || rc->recipe.wgrad_high) return MIXP_OK;
+    if (rc->recipe.wgrad_high) return MIXP_OK;
     if (for_x.high || for_w.high) return MIXP_OK;
     if (!mixp_call_wants(c, 0) || !mixp_call_wants(c, 1)) return MIXP_OK;
     return mixpi_recipe_operand(c, rc, MIXPI_ROLE_DY, 0, &dy, both);
@@ -441,8 +441,7 @@ static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
     const mixp_recipe *recipe = &p->quantise.recipe;
     mixpi_quantised both;
     mixp_result r = mixpi_linear_both(c, p, &both);
-    if (r == MIXP_OK)
-        r = recipe->dgrad_high ? mixpi_product_grad(c, 0) : mixpi_linear_dx(c, p, &both);
+    if (r == MIXP_OK) r = mixpi_linear_dx(c, p, &both);
     if (r == MIXP_OK)
         r = recipe->wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
     mixpi_quantised_free(c->ctx, &both);
@@ -614,8 +613,7 @@ static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
 }
 
-/* Do the rules of recipes leave both layers in bf16? A recipe for all linears must count each
- * linear (keep_first), so it needs the separate operators. */
+/* Do the rules of recipes leave both layers in bf16? */
 static int mixpi_mlp_is_bf16(const mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_recipe *recipe = mixp_autocast_current(ctx).recipe;
     if (!recipe) return 1;

@@ -487,8 +487,8 @@ static mixp_result mixpi_jvp_check(
         mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
-/* Makes the tangents in a region without a recipe, as bf16 products. So keep_first and keep_last
- * count only the linears of the model, and a tangent changes no scale of delayed scaling. */
+/* Makes the tangents in a region without a recipe, as bf16 products. So a tangent changes no scale
+ * of delayed scaling. */
 static mixp_tensor *mixpi_jvp_unquantised(
     mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
     mixp_autocast region = mixp_autocast_current(ctx);

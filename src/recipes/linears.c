@@ -47,13 +47,6 @@ static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
     return kind == MIXP_RECIPE_FP8_BLOCK ? 128 : kind == MIXP_RECIPE_MXFP8 ? 32 : 16;
 }
 
-/* Is the linear that comes now one of the first or last? Counts it. */
-static int mixpi_recipe_keeps(mixp_context *ctx, const mixp_recipe *r) {
-    const int i = ctx->casting->linears++;
-    if (r->linears && ctx->casting->linears == r->linears) ctx->casting->linears = 0;
-    return i < r->keep_first || (r->linears && i >= r->linears - r->keep_last);
-}
-
 /* The parameter that a linear multiplies by; NULL: its weight is the result of an operator. */
 static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
     mixp_tensor *w = mixpi_lasting(c->in[1]);
@@ -74,7 +67,7 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
     mixpi_warn(c->ctx,
         "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, are "
         "not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear out with "
-        "keep_first, keep_last or mixp_guard_pin",
+        "mixp_autocast_set_recipes or mixp_guard_pin",
         counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
         (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
 }
@@ -135,8 +128,8 @@ static mixp_result mixpi_recipe_decide(
     /* Kept in 16 bits, of a size that does not fit, or quantised. */
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     int64_t unit = mixpi_recipe_unit(r->kind);
-    int kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_is_guarded(c) ||
-               c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+    int kept =
+        mixpi_recipe_is_guarded(c) || c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
     else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
@@ -153,10 +146,7 @@ static void mixpi_recipe_blocks(mixp_quantise_args *k, int64_t n, int rows) {
 
 /* Is an operand quantised in squares? r: a recipe of blocks. */
 static int mixpi_recipe_squares(const mixp_recipe *r, mixpi_role role) {
-    if (r->kind == MIXP_RECIPE_MXFP8) return role == MIXPI_ROLE_W && r->w_2d;
-    if (role == MIXPI_ROLE_W) return !r->no_2d;
-    if (r->kind != MIXP_RECIPE_FP8_BLOCK) return 0;
-    return role == MIXPI_ROLE_X ? r->x_2d : r->dy_2d;
+    return role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 && !r->no_2d;
 }
 
 /* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
@@ -174,7 +164,6 @@ static void mixpi_recipe_plan(
     }
 
     /* One for each block. */
-    if (role == MIXPI_ROLE_DY && r->dy_e5m2) k->element = MIXP_F8_E5M2;
     mixpi_recipe_blocks(k, n, rows);
     k->e8m0 = r->e8m0;
     if (mixpi_recipe_squares(r, role)) k->block_rows = k->block_cols = n;

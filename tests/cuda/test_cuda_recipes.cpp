@@ -578,14 +578,8 @@ static Mode mode_of(mixp_recipe_kind kind, const char *name, int mixp_recipe::*o
 static std::vector<Mode> switches(void) {
     typedef mixp_recipe R;
     return { mode_of(MIXP_RECIPE_FP8_CURRENT, "powers of two", &R::power_2, &R::power_2),
-             mode_of(MIXP_RECIPE_FP8_CURRENT, "high gradients", &R::dgrad_high, &R::wgrad_high),
-             mode_of(MIXP_RECIPE_FP8_BLOCK, "dy in e5m2", &R::dy_e5m2, &R::dy_e5m2),
              mode_of(MIXP_RECIPE_FP8_BLOCK, "w in rows", &R::no_2d, &R::no_2d),
-             mode_of(MIXP_RECIPE_FP8_BLOCK, "x in squares", &R::no_2d, &R::x_2d),
-             mode_of(MIXP_RECIPE_FP8_BLOCK, "dy in squares", &R::no_2d, &R::dy_2d),
-             mode_of(MIXP_RECIPE_MXFP8, "w in squares", &R::w_2d, &R::w_2d),
-             mode_of(MIXP_RECIPE_MXFP8, "dy in e5m2", &R::dy_e5m2, &R::dy_e5m2),
-             mode_of(MIXP_RECIPE_MXFP8, "high dgrad", &R::dgrad_high, &R::dgrad_high) };
+             mode_of(MIXP_RECIPE_MXFP8, "high gradient of w", &R::wgrad_high, &R::wgrad_high) };
 }
 
 static std::vector<Mode> modes(void) {
@@ -665,7 +659,7 @@ static std::vector<float> layer(const mixp_recipe &recipe, bool gpu) {
         all.insert(all.end(), part.begin(), part.end());
     }
     CHECK_INT(mixp_autocast_recipe_counts(ctx).quantised, 1);
-    CHECK_INT(mixp_autocast_recipe_counts(ctx).products, 3 - recipe.dgrad_high - recipe.wgrad_high);
+    CHECK_INT(mixp_autocast_recipe_counts(ctx).products, 3 - recipe.wgrad_high);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     ways = mixp_context_gemm_count(ctx);
     warned = mixp_context_warning(ctx);
@@ -1130,7 +1124,7 @@ static void with_narrow(int capability, void (*body)(int)) {
 
 static void narrow_sums(int capability) {
     for (const Mode &m : modes_and_switches()) {
-        const int64_t products = 3 - m.recipe.dgrad_high - m.recipe.wgrad_high;
+        const int64_t products = 3 - m.recipe.wgrad_high;
         narrow = 0;
         const std::vector<float> cpu = layer(m.recipe, false);
         narrow = 1;

@@ -337,11 +337,8 @@ plant hadamard_step      never   recipes     hadamard
 plant hadamard_rest      never   recipes     hadamard
 plant hadamard_strip     factor  recipes     hadamard
 plant hadamard_size      factor  recipes     hadamard
-plant recipe_dy_e5m2     never   recipes     switches
 plant recipe_power       zero    recipes     switches
 plant recipe_scale_power swap    recipes     against_reference
-plant recipe_w_2d        never   recipes     switches
-plant recipe_x_2d        swap    recipes     switches
 plant over6_choice       drop    recipes     against_reference
 plant over6_expand       never   recipes     recorded_nvfp4
 plant over6_guard        never   fallback    blocks_are_told

@@ -294,7 +294,6 @@ static const struct { const char *name; int unit, holds; mixp_recipe recipe; } r
     { "fp8_current", 16, 0, { .kind = MIXP_RECIPE_FP8_CURRENT } },
     { "fp8_delayed", 16, 1, { .kind = MIXP_RECIPE_FP8_DELAYED } },
     { "fp8_block", 128, 1, { .kind = MIXP_RECIPE_FP8_BLOCK } },
-    { "fp8_block, x in squares", 128, 0, { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1, .x_2d = 1 } },
     { "mxfp8", 32, 1, { .kind = MIXP_RECIPE_MXFP8 } },
     { "nvfp4", 16, 0, { .kind = MIXP_RECIPE_NVFP4 } },
     { "nvfp4, 4over6", 16, 0, { .kind = MIXP_RECIPE_NVFP4, .no_hadamard = 1, .x_4over6 = MIXP_4OVER6_MAE } },

@@ -735,7 +735,6 @@ static void refused(void) {
     REFUSED(recipe.margin = 101, "margin must lie in 0 to 100");
     REFUSED(recipe.most_recent = 2, "neither 0 nor 1");
     REFUSED(recipe.no_2d = -1, "neither 0 nor 1");
-    REFUSED(recipe.linears = 3; recipe.keep_first = 2; recipe.keep_last = 2, "together exceed linears");
     mixp_optimizer_add(l.opt, l.w, NULL);
     recipe = recipe_of(r);
     recipe.history = 9;             /* may change as long as no linear has used it */

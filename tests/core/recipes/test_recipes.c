@@ -903,7 +903,7 @@ static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
     operand(xs, M, K, &p->x_rows, turn, qx);
     CHECK(error_of(qdy, 1, qx, 1, dw_got, N, K, M, IN_F32) < 1e-6);
     counts = mixp_autocast_recipe_counts(ctx);
-    CHECK_INT(counts.products, 3 - recipe->dgrad_high - recipe->wgrad_high);
+    CHECK_INT(counts.products, 3 - recipe->wgrad_high);
     CHECK_INT(counts.quantised, 1);
     CHECK_INT(counts.kept + counts.unfit, 0);
     mixp_context_free(ctx);
@@ -918,28 +918,16 @@ static mixp_recipe recipe_of(mixp_recipe_kind kind) {
 
 /* The switches that change how an operand is quantised, or whether a product is. */
 static void switches(void) {
-    const plan b1 = plans[2], b2 = plans[3], bb = plans[4], b1e5 = plans[24], b2e5 = plans[25];
-    const plan m1 = plans[5], m2 = plans[6], mm = plans[7], m1e5 = plans[8], m2e5 = plans[26];
-    const plan e4 = plans[0], e4p = plans[22], e5p = plans[23];
+    const plan b1 = plans[2], b2 = plans[3], m1 = plans[5], m2 = plans[6], e4p = plans[22], e5p = plans[23];
     const plan none = { MIXP_SCALE_COUNT, 0, 0, 0, MIXP_E8M0_RCEIL, 0, 0 };
-    const six power = { e4p, e4p, e5p, e4p, e4p, e5p }, block_e5 = { b1, bb, b1e5, b2, bb, b2e5 };
-    const six rows = { b1, b1, b1, b2, b2, b2 }, x_square = { bb, b1, b1, bb, b2, b2 };
-    const six dy_square = { b1, b1, bb, b2, b2, bb }, mx_square = { m1, mm, m1, m2, mm, m2 };
-    const six mx_e5 = { m1, m1, m1e5, m2, m2, m2e5 }, no_dgrad = { m1, m1, none, m2, none, m2 };
-    const six no_wgrad = { m1, m1, m1, none, m2, none }, no_both = { e4, e4, none, none, none, none };
+    const six power = { e4p, e4p, e5p, e4p, e4p, e5p }, rows = { b1, b1, b1, b2, b2, b2 };
+    const six no_wgrad = { m1, m1, m1, none, m2, none };
     const struct {
         mixp_recipe recipe;
         const six  *operands;
     } cases[] = {
         { { .kind = MIXP_RECIPE_FP8_CURRENT, .power_2 = 1 }, &power },
-        { { .kind = MIXP_RECIPE_FP8_CURRENT, .dgrad_high = 1, .wgrad_high = 1 }, &no_both },
-        { { .kind = MIXP_RECIPE_FP8_BLOCK, .dy_e5m2 = 1 }, &block_e5 },
         { { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1 }, &rows },
-        { { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1, .x_2d = 1 }, &x_square },
-        { { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1, .dy_2d = 1 }, &dy_square },
-        { { .kind = MIXP_RECIPE_MXFP8, .w_2d = 1 }, &mx_square },
-        { { .kind = MIXP_RECIPE_MXFP8, .dy_e5m2 = 1 }, &mx_e5 },
-        { { .kind = MIXP_RECIPE_MXFP8, .dgrad_high = 1 }, &no_dgrad },
         { { .kind = MIXP_RECIPE_MXFP8, .wgrad_high = 1 }, &no_wgrad }
     };
     size_t i;
@@ -1159,15 +1147,7 @@ static void counts(void) {
     r.kind = MIXP_RECIPE_MXFP8;
     c = counted(&r, even, 6, 64);
     CHECK_INT(c.quantised, 10);
-    r.keep_first = 1;
-    c = counted(&r, even, 6, 64);
-    CHECK_INT(c.quantised, 8);
-    CHECK_INT(c.kept, 2);
-    r.keep_last = 2;
-    r.linears = 5;
-    c = counted(&r, even, 6, 64);
-    CHECK_INT(c.quantised, 4);
-    CHECK_INT(c.kept, 6);
+    CHECK_INT(c.kept, 0);
     memset(&r, 0, sizeof r);
     r.kind = MIXP_RECIPE_FP8_CURRENT;
     c = counted(&r, odd, 4, 64);
@@ -1223,46 +1203,13 @@ static const char *kept(const mixp_recipe *recipe, const char *pin, mixp_dtype t
     return letters;
 }
 
-/* Which linears stay bf16: the first, the last, and those that a pin names. */
+/* Which linears stay bf16: those that a pin names. */
 static void which_are_kept(void) {
     mixp_recipe r = recipe_of(MIXP_RECIPE_MXFP8);
-    r.linears = 3;
     CHECK(strcmp(kept(&r, NULL, MIXP_BF16), "qqq") == 0);
     CHECK(strcmp(kept(&r, "*w1*", MIXP_BF16), "qbq") == 0);
     CHECK(strcmp(kept(&r, "*w?: linear", MIXP_BF16), "bbb") == 0);
     CHECK(strcmp(kept(&r, "*w2*", MIXP_DTYPE_COUNT), "qqq") == 0);
-    r.keep_first = 1;
-    CHECK(strcmp(kept(&r, NULL, MIXP_BF16), "bqq") == 0);
-    CHECK(strcmp(kept(&r, "*w2*", MIXP_BF16), "bqb") == 0);
-    r.keep_first = 0;
-    r.keep_last = 2;
-    CHECK(strcmp(kept(&r, NULL, MIXP_BF16), "qbb") == 0);
-}
-
-/* A region of f32 in between, with a region of the recipe in it, is the same forward pass. */
-static void nested_counts(void) {
-    mixp_context *ctx = context(1);
-    const int64_t shape[2] = { 32, 32 };
-    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *h;
-    mixp_recipe r;
-    memset(&r, 0, sizeof r);
-    r.kind = MIXP_RECIPE_MXFP8;
-    r.keep_first = 1;
-    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
-    mixp_step_begin(ctx);
-    h = mixp_activation(ctx, MIXP_F32, 2, shape);
-    mixp_fill(h, 0.5);
-    MIXP_AUTOCAST(ctx, MIXP_BF16) {
-        h = mixp_linear(ctx, h, w, NULL);
-        MIXP_AUTOCAST(ctx, MIXP_F32) {
-            h = mixp_softmax(ctx, h);
-            MIXP_AUTOCAST(ctx, MIXP_BF16) h = mixp_linear(ctx, h, w, NULL);
-        }
-        h = mixp_linear(ctx, h, w, NULL);
-    }
-    CHECK_INT(mixp_autocast_recipe_counts(ctx).kept, 1);
-    CHECK_INT(mixp_autocast_recipe_counts(ctx).quantised, 2);
-    mixp_context_free(ctx);
 }
 
 #define REFUSED(ctx, call, code, text)                                                    \
@@ -1280,9 +1227,8 @@ static mixp_result no_download(const mixp_exec *x, void *to, const void *from, s
 /* Each switch is 0 or 1. */
 static void refused_flags(mixp_context *ctx) {
     mixp_recipe r;
-    int *const flags[] = { &r.dy_e4m3, &r.dy_e5m2, &r.power_2, &r.no_stochastic, &r.no_hadamard, &r.no_2d, &r.w_2d,
-                           &r.x_2d, &r.dy_2d, &r.dgrad_high, &r.wgrad_high, &r.most_recent, &r.codes, &r.bound_448,
-                           &r.row_scaled };
+    int *const flags[] = { &r.dy_e4m3, &r.power_2, &r.no_stochastic, &r.no_hadamard, &r.no_2d, &r.wgrad_high,
+                           &r.most_recent, &r.codes, &r.bound_448, &r.row_scaled };
     size_t i;
     for (i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         r = recipe_of(MIXP_RECIPE_MXFP8);
@@ -1338,23 +1284,10 @@ static void refused(void) {
     region.dtype = MIXP_F32;
     REFUSED(ctx, opened(ctx, &region), MIXP_ERR_DTYPE, "a recipe needs a bf16 region");
     region.dtype = MIXP_BF16;
-    r.keep_last = 1;
-    REFUSED(ctx, opened(ctx, &region), MIXP_ERR_ARGUMENT, "keep_last needs linears");
-    r.keep_last = -1;
-    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "negative");
-    r.keep_last = 0;
     r.e8m0 = MIXP_E8M0_COUNT;
+    REFUSED(ctx, opened(ctx, &region), MIXP_ERR_ARGUMENT, "not a mixp_e8m0_rounding");
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_e8m0_rounding");
     r.e8m0 = MIXP_E8M0_RCEIL;
-    r.kind = MIXP_RECIPE_FP8_BLOCK;
-    r.x_2d = 1;
-    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "only one of x, w and dy");
-    r.no_2d = r.dy_2d = 1;
-    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "only one of x, w and dy");
-    r.dy_2d = 0;
-    r.codes = 1;
-    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "codes and x_2d");
-    r.codes = r.x_2d = r.no_2d = 0;
     refused_flags(ctx);
     refused_over6(ctx);
     r.kind = MIXP_RECIPE_COUNT;
@@ -1552,11 +1485,8 @@ static void rules_are_set(void) {
     rules[0].pattern = text;
     REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "more than 95 characters");
     rules[0].pattern = "head";
-    fp8.keep_first = 1;
-    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "rule 1, pattern '*': the recipe has keep_first");
-    fp8.keep_first = 0;
     fp8.codes = 2;
-    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "neither 0 nor 1");
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "rule 1, pattern '*': a switch");
     fp8.codes = 0;
     rules[0].recipe = &late;
     rules[1].recipe = &later;
@@ -1661,7 +1591,6 @@ int main(void) {
     RUN(unbiased);
     RUN(counts);
     RUN(which_are_kept);
-    RUN(nested_counts);
     RUN(refused);
     RUN(by_rules);
     RUN(rules_are_set);

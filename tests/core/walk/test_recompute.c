@@ -27,7 +27,7 @@ typedef struct mode {
     int        level, guard, fused, disposable, last, recipe;
 } mode;
 static mode now;
-static mixp_recipe nvfp4;       /* with keep_first and keep_last: some linears stay bf16        */
+static mixp_recipe nvfp4;
 
 static mixp_tensor *param(mixp_context *ctx, int64_t rows, int64_t cols, double size) {
     static int made;
@@ -437,9 +437,6 @@ static void test_without_gradients(void) {
 
 int main(void) {
     nvfp4.kind = MIXP_RECIPE_NVFP4;
-    nvfp4.linears = 4 * LAYERS;
-    nvfp4.keep_first = 1;
-    nvfp4.keep_last = 2;
     RUN(test_same_bits);
     RUN(test_same_bits_under_a_guard);
     RUN(test_memory);
