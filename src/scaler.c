@@ -62,16 +62,13 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 /* Fields of a running scaler that may change. A field of `from` that is not 0 replaces the field of
  * `to`, which is a rule or another description. */
 #define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
-                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale) \
-                         X(margin) X(max_move) X(low_largest)
+                         X(min_scale) X(max_scale) X(margin)
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
 
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
     return mixpi_f64_is_finite(d->growth_factor) && mixpi_f64_is_finite(d->backoff_factor) &&
            mixpi_f64_is_finite((double)d->init_scale) &&
-           mixpi_f64_is_finite((double)d->min_scale) && mixpi_f64_is_finite((double)d->max_scale) &&
-           mixpi_f64_is_finite((double)d->recovery_scale) &&
-           mixpi_f64_is_finite((double)d->low_largest);
+           mixpi_f64_is_finite((double)d->min_scale) && mixpi_f64_is_finite((double)d->max_scale);
 }
 
 /* Returns what is wrong with the factors and intervals of a rule, or NULL. */
@@ -82,17 +79,7 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
     if (r->growth_interval < 1) return "growth_interval must be at least 1";
     if (r->growth_interval > INT32_MAX - 1) return "growth_interval must be below 2^31 - 1";
     if (r->hysteresis < 1) return "hysteresis must be at least 1";
-    if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
-        return "recovery_interval must lie in [1, 2^31 - 1)";
-    if (r->recovery_scale < 0.0f) return "recovery_scale must be at least 0";
-    return NULL;
-}
-
-/* Returns what is wrong with the settings of a predicting rule, or NULL. */
-static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
     if (r->margin < 1 || r->margin > 30) return "margin must lie in [1, 30] binades";
-    if (r->max_move < 1 || r->max_move > 252) return "max_move must lie in [1, 252] binades";
-    if (!(r->low_largest > 0.0f)) return "low_largest must be above 0";
     return NULL;
 }
 
@@ -131,7 +118,6 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
 
     const char *wrong = mixpi_rule_pace_wrong(&r);
-    if (!wrong) wrong = mixpi_rule_aim_wrong(&r);
     if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
     if (wrong) return wrong;
 
@@ -152,8 +138,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(
     const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
-    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-        0 };
+    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 

@@ -44,10 +44,10 @@ typedef enum mixp_scaler_preset {
 /* MIXP_RULE_PREDICTIVE computes the scale instead of searching for it. The rule reads the largest
  * |gradient| of the parameters in every step. In a step that the guard samples, it also reads all
  * gradients of the backward walk. It sets the scale to the power of two that puts the largest
- * gradient `margin` binades below low_largest. It does so every growth_interval clean steps, and at
- * once when a gradient comes nearer to low_largest than that. The scale moves by at most max_move
- * binades per step. An overflow backs off as in PyTorch's rule, and counts as a gradient of
- * low_largest / scale. The remembered largest gradient halves in 16 intervals.
+ * gradient `margin` binades below 65504, f16's largest number. It does so every growth_interval
+ * clean steps, and at once when a gradient comes nearer to 65504 than that. The scale moves by at
+ * most 4 binades per step. An overflow backs off as in PyTorch's rule, and counts as a gradient of
+ * 65504 / scale. The remembered largest gradient halves in 16 intervals.
  *
  * The rule guarantees that no step is skipped for a gradient up to 2^margin times the largest
  * remembered one, which may be 2^12 times the largest of the last interval. A larger gradient
@@ -79,13 +79,7 @@ typedef struct mixp_scaler_desc {
     int       max_floor_skips;  /* 0 = 20 skips in a row at min_scale: MIXP_ERR_DIVERGED; negative =
                                    never. From 65536, 142 skips lead to 2^-126 and 16 skips to 1 */
     int       disabled;         /* 1: the scale is 1, every step is applied                */
-    int       recovery_interval; /* growth interval while the scale is at most recovery_scale; 0 =
-                                    the rule's (Modulus: 100) */
-    float     recovery_scale;   /* 0 = the rule's (Modulus: 64; other rules: never) */
-    /* Only for MIXP_RULE_PREDICTIVE. */
-    int       margin;           /* 0 = 6 binades; at most 30. For fp8: 1 to 3           */
-    int       max_move;         /* 0 = 4 binades per step; at most 252                  */
-    float     low_largest;      /* 0 = 65504, f16's                                     */
+    int       margin;           /* MIXP_RULE_PREDICTIVE: 0 = 6 binades; at most 30         */
 } mixp_scaler_desc;
 
 /* Computes the rule of a description; NULL = zeroed. Pure. MIXP_ERR_ARGUMENT: a field is out of

@@ -463,7 +463,7 @@ static void test_preset_paddle_floors(void) {
     }
 }
 
-/* While the scale is low it grows sooner: Modulus' rule, in numbers of the user's own. */
+/* While the scale is low it grows sooner: Modulus' rule, in other numbers. */
 static void test_recovery(void) {
     static const mixp_scaler_preset rules[2] = { MIXP_RULE_MODULUS, MIXP_RULE_TORCH };
     int k, i;
@@ -474,9 +474,9 @@ static void test_recovery(void) {
         d.rule = rules[k];
         d.init_scale = 4.0f;
         d.growth_interval = 10;
-        d.recovery_interval = 3;
-        d.recovery_scale = 8.0f;
         r = rule_of(d);
+        r.recovery_interval = 3;
+        r.recovery_scale = 8.0f;
         s = begin(&r);
         for (i = 1; i <= 26; i++) {     /* 4 -> 8 after 3, 16 after 6, then every 10 */
             mixpi_scaler_advance(&s, &r, 0);
@@ -656,7 +656,7 @@ static void test_bad_descriptions(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     float inf = bits_f32(0x7F800000u), nan = bits_f32(0x7FC00000u);
     int i;
-    for (i = 0; i < 20; i++) {
+    for (i = 0; i < 17; i++) {
         mixp_scaler_desc d = desc_zero();
         mixp_scaler_rule rule;
         switch (i) {
@@ -676,9 +676,6 @@ static void test_bad_descriptions(void) {
         case 13: d.min_scale = -1.0f; break;
         case 14: d.max_scale = 8.0f; d.init_scale = 16.0f; break;
         case 15: d.max_scale = 8.0f; d.min_scale = 16.0f; break;
-        case 16: d.recovery_interval = -1; break;
-        case 17: d.recovery_scale = -1.0f; break;
-        case 18: d.recovery_scale = nan; break;
         default: memset(&d.rule, 0x77, sizeof d.rule); break;
         }
         CHECK(mixp_scaler_new(ctx, &d) == NULL);
