@@ -160,7 +160,7 @@ int main(void) {
     ctx = mixp_context_new(NULL);
     opt = mixp_optimizer_new(ctx, NULL);
     for (step = 0; step < 2; step++) {
-        w[step] = mixp_param(ctx, step ? "w1" : "w0", MIXP_F32, 2, shape);
+        w[step] = mixp_param(ctx, step ? "h.1.w" : "h.0.w", MIXP_F32, 2, shape);
         mixp_init_normal(w[step], 0, 0.1);
         mixp_optimizer_add(opt, w[step], NULL);
     }
