@@ -193,7 +193,7 @@ plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
 plant slice_inside       bound   operators   test_bad_inputs_name_the_rule
 plant slices_grow        turn    bad_input   sharded_and_late
-plant usable_scale       yes     scaler      test_bad_descriptions
+plant usable_scale       yes     arguments   scaler_descriptions
 plant one_multiplier     drop    scaler      test_one_factor_is_restored
 plant f32_factor         drop    scaler      test_preset_factors
 plant scaler_limits      bound   scaler      test_disabled

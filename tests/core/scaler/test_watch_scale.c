@@ -178,15 +178,6 @@ static void test_predictive_model(void) {
     CHECK(s.skips > 100 && s.skips < s.updates / 10);
 }
 
-static void test_predictive_refused(void) {
-    mixp_context *ctx = mixp_context_new(NULL);
-    mixp_scaler_desc d = predictive();
-    d.margin = 31;
-    CHECK(mixp_scaler_new(ctx, &d) == NULL);
-    fails(ctx, mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT, "margin");
-    mixp_context_free(ctx);
-}
-
 /* --- spikes ------------------------------------------------------------------------------- */
 
 /* One weight, whose gradient is a view: the norm is what the view holds. */
@@ -808,7 +799,6 @@ int main(void) {
     RUN(test_nothing_to_go_by);
     RUN(test_backs_off);
     RUN(test_predictive_model);
-    RUN(test_predictive_refused);
     RUN(test_spikes_of_norms);
     RUN(test_spikes_of_losses);
     RUN(test_spikes_with_a_scaler);

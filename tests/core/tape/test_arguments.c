@@ -436,11 +436,17 @@ static void attentions(void) {
 static void scaler_descriptions(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler_desc d;
+    mixp_scaler_rule rule;
 #define DESCRIBED(change, part)                                                                 \
     do { memset(&d, 0, sizeof d); d.rule = MIXP_RULE_PREDICTIVE; change;                        \
+         CHECK_INT(mixp_scaler_rule_resolve(&d, &rule), MIXP_ERR_ARGUMENT);                     \
          NOT_MADE(ctx, mixp_scaler_new(ctx, &d), MIXP_ERR_ARGUMENT, part); } while (0)
     DESCRIBED(d.rule = MIXP_RULE_COUNT, "rule is not a");
     DESCRIBED(d.growth_factor = inf64(), "a field is Inf or NaN");
+    DESCRIBED(d.growth_factor = -1, "growth_factor must be above 1");
+    DESCRIBED(d.init_scale = 1e-39f, "init_scale must lie");
+    DESCRIBED(d.init_scale = 1e38f, "init_scale must lie");
+    DESCRIBED((d.min_scale = 16, d.max_scale = 8), "");
     DESCRIBED(d.backoff_factor = (double)quiet_nan(), "a field is Inf or NaN");
     DESCRIBED(d.init_scale = quiet_nan(), "a field is Inf or NaN");
     DESCRIBED(d.min_scale = (float)inf64(), "a field is Inf or NaN");
@@ -699,6 +705,8 @@ static void guards(void) {
     GUARD(d.every = (1 << 20) + 1, "every must lie");
     GUARD(d.clean = -1, "clean must lie");
     GUARD(d.clean = (1 << 20) + 1, "clean must lie");
+    GUARD(d.high = 1.5f, "high must lie");
+    GUARD(d.high = quiet_nan(), "high must lie");
     GUARD(d.low_again = -1, "low_again");
     GUARD(d.low_again = 0.5f, "low_again");
     GUARD(d.flushed = -1, "flushed");
