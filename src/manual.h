@@ -146,10 +146,6 @@
  * that was saved with AMX loads on every machine. If the context's products round differently from
  * those of the file, the load gives a warning.
  *
- * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
- * in bf16 takes 1,283 ms without AMX and 479 ms with AMX (PyTorch 2.15, eager: 893 and 946 ms).
- * Tests compare each product of the emulated tiles with that CPU's tiles: they are bit-identical.
- *
  * AMX is used on Linux, if the system saves tiles and grants them to the process, and if test
  * products with known results are right. Otherwise the context uses AVX-512, without an error;
  * mixp_self_check reports why. mixp_cpu requests the tiles. From then on Linux refuses signal
@@ -208,40 +204,12 @@
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
  * be a function call. A product of two f16 or bf16 numbers is exact, so both are bit-identical. A
  * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
- * by 16 bits of each probability, see below).
+ * by 16 bits of each probability).
  *
- * The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16), which multiply bf16 by bf16, count a
- * subnormal as 0. An element of a product that meets a subnormal input or sum, below 2^-126, may
- * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
- * FMLAL and BFMLAL are bit-identical to FMA, also for subnormals.
- *
- * The two AMX sets differ from the other sets in products of bf16 by bf16 and of f16 by f16, and in
- * attention (below). Their results are bit-identical on every machine with that set and at any
- * number of threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole
- * blocks of 32. A pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the
- * even and one of the odd elements. The two chains are added to each other, then to the pass, all
- * to nearest even. Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are
- * added in order; alpha, bias and an old c follow as on other sets.
- *
- * MIXP_ISA_AMX_F16 adds the products of f16 by f16 in the same order, and it keeps subnormals of
- * f16. MIXP_ISA_AMX splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant
- * bits, and lo = x - hi. Both are exact. With split numbers a pass has at most 512 elements, so k
- * is cut into ceil(k / 512) passes. A block adds four sums to the pass, in this order: lo lo, hi lo
- * (hi of a, lo of b), hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an
- * Inf or NaN is computed as by AVX-512 instead.
- *
- * Attention by AMX: if q, k and v, in the backward pass also dy, are all bf16 or all f16, tiles
- * compute its products, at every size. Other dtypes are computed as by AVX-512. Masks, softmax and
- * dropout are computed in f32, with the random numbers of all sets. A score is one pass over d, as
- * above. A probability p, in the backward pass also the gradient of a score, is split: hi is p cut
- * to 8 significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits. p rounded to bf16 would
- * bias y where the largest score repeats (arXiv 2510.04212); 16 bits do not. 64 keys make a block.
- * The product of a block and v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which
- * is split as above, four products. One FMA in f32 rescales y to a new largest score and adds the
- * block's product. MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums
- * over blocks of 32 queries by 64 keys, rounded once. The forward pass computes a score of a q or k
- * that holds an Inf or NaN, and a product with an Inf or NaN of v, in f32, only for those queries
- * that see the key. In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
+ * AVX512_BF16 counts a subnormal as 0, so an element of a product that meets a subnormal may differ
+ * from other sets. FMLAL and BFMLAL are bit-identical to FMA. The two AMX sets have their own order
+ * of sums, and attention by AMX keeps 16 bits of a probability. Each set is bit-identical on every
+ * machine that has it, at any number of threads. docs/bits.md has the order of each sum.
  *
  * With portable_bits all machines with SIMD have the same bits in every row of the second column.
  *
