@@ -33,14 +33,12 @@ typedef struct mixpi_rule {
 } mixpi_rule;
 
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
-typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixpi_casting {
     mixpi_region    regions[MIXPI_REGIONS_ROOM];
     mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
-    mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
     int             n_regions;  /* includes regions refused for lack of room               */
-    int             n_overrides, n_tallies;
+    int             n_overrides;
     int             block_level;
     mixp_cast_count casts;
     mixp_recipe     block_recipe;       /* recipe of the block form                        */
@@ -539,13 +537,6 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 
 /* --- policy ---------------------------------------------------------------------------- */
 
-MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
-    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned",
-        "low_out", "all_f32" };
-    MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
-    return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
-}
-
 /* Is it the tape's own cast operator, which operators/cast.c defines? */
 static int mixpi_is_cast(const mixp_op *op);
 
@@ -616,30 +607,8 @@ static void mixpi_count_lowered(
     else c->unlowered = op->name;
 }
 
-/* mixpi_apply has made the table. */
-static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
-    mixpi_casting *c = ctx->casting;
-    int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
-    while (i < c->n_tallies && c->tallies[i].op != op) i++;
-    if (i == most) return; /* table full: operators beyond it are not counted */
-    if (i == c->n_tallies) {
-        c->n_tallies++;
-        c->tallies[i].op = op;
-    }
-    c->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
-}
-
 static void mixpi_count_activation_cast(mixp_context *ctx) {
     ctx->casting->casts.activation_casts++;
-}
-
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
-    const mixpi_casting *c = ctx ? ctx->casting : NULL;
-    if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
-    out->op = c->tallies[row].op->name;
-    out->cls = mixpi_class_of(ctx, c->tallies[row].op);
-    memcpy(out->calls, c->tallies[row].calls, sizeof out->calls);
-    return 1;
 }
 
 MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
@@ -650,10 +619,8 @@ MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
 MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c) return;
-    memset(c->tallies, 0, sizeof c->tallies);
     memset(&c->casts, 0, sizeof c->casts);
     memset(&c->recipes, 0, sizeof c->recipes);
-    c->n_tallies = 0;
 }
 
 /* --- cast cache ------------------------------------------------------------------------ */

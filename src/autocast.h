@@ -220,15 +220,6 @@ typedef struct mixp_op mixp_op;
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_op_class cls);
 
-/* Row 0, 1, ... of mixp_autocast_count. */
-typedef struct mixp_op_count {
-    const char *op;
-    mixp_op_class  cls;            /* current class, including an override                    */
-    int64_t     calls[3];       /* number of results in f32, f16, bf16                     */
-} mixp_op_count;
-/* Counts of operators by result dtype since the last reset. Writes row `row` to *out and returns 1;
- * returns 0 past the last row. */
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
 /* Casts since the last reset. */
 typedef struct mixp_cast_count {
     int64_t weight_casts;       /* parameter copies made because the cache was stale       */
@@ -237,8 +228,6 @@ typedef struct mixp_cast_count {
 } mixp_cast_count;
 /* Returns the counts of casts since the last reset; zeros if ctx is NULL. */
 MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx);
-/* Sets the counts of operators and of casts to 0. */
+/* Sets the counts of casts and of recipes to 0. */
 MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx);
-/* Returns the name of a class, for example "low" or "f32"; "?" for an unknown one. */
-MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls);
 

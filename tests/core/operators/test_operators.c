@@ -149,16 +149,11 @@ static mixp_tensor *f_cube(mixp_context *c, void *user) {
 static void test_own_operator_and_the_checker(void) {
     float right = 1.0f, wrong = 1.05f;
     double worst = 0;
-    mixp_op_count count;
-    int row, seen = 0;
     p[0] = param2(3, 4);
     CHECK_INT(mixp_check_gradients(ctx, f_cube, &right, 1, p, 1e-2, &worst), MIXP_OK);
     CHECK(worst < 2e-3);
     CHECK_INT(mixp_check_gradients(ctx, f_cube, &wrong, 1, p, 1e-2, &worst), MIXP_OK);
     CHECK(worst > 1e-2);
-    for (row = 0; mixp_autocast_count(ctx, row, &count); row++)
-        if (!strcmp(count.op, "cube")) seen = count.calls[0] > 0;
-    CHECK(seen);
 }
 
 /* An operator that passes its gradient on as it is leaves the one that was asked for. */

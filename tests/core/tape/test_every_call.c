@@ -61,7 +61,6 @@ static struct {
     mixp_autocast       region;
     mixp_recipe         recipe;
     mixp_recipe_rule    recipe_rule;
-    mixp_op_count       op_count;
     mixp_attention_desc attention;
     mixp_rope_desc      rope;
     mixp_loss_desc      loss_desc;
