@@ -146,10 +146,6 @@
  * that was saved with AMX loads on every machine. If the context's products round differently from
  * those of the file, the load gives a warning.
  *
- * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
- * in bf16 takes 1,283 ms without AMX and 479 ms with AMX (PyTorch 2.15, eager: 893 and 946 ms).
- * Tests compare each product of the emulated tiles with that CPU's tiles: they are bit-identical.
- *
  * AMX is used on Linux, if the system saves tiles and grants them to the process, and if test
  * products with known results are right. Otherwise the context uses AVX-512, without an error;
  * mixp_self_check reports why. mixp_cpu requests the tiles. From then on Linux refuses signal
@@ -189,7 +185,7 @@
  * generation token by token are bit-identical. This covers the forward pass of every operator, on
  * each instruction set (also AMX), at each level, at any number of threads. Exceptions: results
  * made from the batch (means, batch norm in training), dropout, recipes whose scales are made from
- * the batch (FP8_CURRENT, FP8_BLOCK with x_2d, NVFP4 without row_scaled), MIXPREC_CBLAS, and a GPU,
+ * the batch (FP8_CURRENT, NVFP4 without row_scaled), MIXPREC_CBLAS, and a GPU,
  * where cuBLASLt chooses by shape. Under the other recipes (MXFP8, FP8_BLOCK, FP8_DELAYED, NVFP4
  * with row_scaled, each also with 4over6) the rule holds among batches that they quantise, whose
  * numbers of rows are multiples of 16, 32 or 128; in other batches a linear stays bf16. Under a
@@ -208,40 +204,12 @@
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
  * be a function call. A product of two f16 or bf16 numbers is exact, so both are bit-identical. A
  * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
- * by 16 bits of each probability, see below).
+ * by 16 bits of each probability).
  *
- * The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16), which multiply bf16 by bf16, count a
- * subnormal as 0. An element of a product that meets a subnormal input or sum, below 2^-126, may
- * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
- * FMLAL and BFMLAL are bit-identical to FMA, also for subnormals.
- *
- * The two AMX sets differ from the other sets in products of bf16 by bf16 and of f16 by f16, and in
- * attention (below). Their results are bit-identical on every machine with that set and at any
- * number of threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole
- * blocks of 32. A pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the
- * even and one of the odd elements. The two chains are added to each other, then to the pass, all
- * to nearest even. Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are
- * added in order; alpha, bias and an old c follow as on other sets.
- *
- * MIXP_ISA_AMX_F16 adds the products of f16 by f16 in the same order, and it keeps subnormals of
- * f16. MIXP_ISA_AMX splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant
- * bits, and lo = x - hi. Both are exact. With split numbers a pass has at most 512 elements, so k
- * is cut into ceil(k / 512) passes. A block adds four sums to the pass, in this order: lo lo, hi lo
- * (hi of a, lo of b), hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an
- * Inf or NaN is computed as by AVX-512 instead.
- *
- * Attention by AMX: if q, k and v, in the backward pass also dy, are all bf16 or all f16, tiles
- * compute its products, at every size. Other dtypes are computed as by AVX-512. Masks, softmax and
- * dropout are computed in f32, with the random numbers of all sets. A score is one pass over d, as
- * above. A probability p, in the backward pass also the gradient of a score, is split: hi is p cut
- * to 8 significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits. p rounded to bf16 would
- * bias y where the largest score repeats (arXiv 2510.04212); 16 bits do not. 64 keys make a block.
- * The product of a block and v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which
- * is split as above, four products. One FMA in f32 rescales y to a new largest score and adds the
- * block's product. MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums
- * over blocks of 32 queries by 64 keys, rounded once. The forward pass computes a score of a q or k
- * that holds an Inf or NaN, and a product with an Inf or NaN of v, in f32, only for those queries
- * that see the key. In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
+ * AVX512_BF16 counts a subnormal as 0, so an element of a product that meets a subnormal may differ
+ * from other sets. FMLAL and BFMLAL are bit-identical to FMA. The two AMX sets have their own order
+ * of sums, and attention by AMX keeps 16 bits of a probability. Each set is bit-identical on every
+ * machine that has it, at any number of threads. docs/bits.md has the order of each sum.
  *
  * With portable_bits all machines with SIMD have the same bits in every row of the second column.
  *
@@ -4822,16 +4790,16 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
  * By itself a recipe saves no time: it shows what a format does to training. On request some GPUs
  * multiply the codes themselves: see NARROW PRODUCTS below mixp_context_desc. On request a recipe
  * saves memory: see CODES. On the CPU a parameter keeps its quantised values until the parameter is
- * written: 2 bytes for each element, or 4 if its two products need different blocks (MXFP8 without
- * w_2d; FP8_BLOCK and NVFP4 with no_2d).
+ * written: 2 bytes for each element, or 4 if its two products need different blocks (MXFP8;
+ * FP8_BLOCK and NVFP4 with no_2d).
  *
- * A training loop in NVFP4, whose first linear stays bf16, under a guard:
+ * A training loop in NVFP4, whose first layer stays bf16, under a guard:
  *
  *     mixp_recipe r;
  *     memset(&r, 0, sizeof r);
  *     r.kind = MIXP_RECIPE_NVFP4;
- *     r.keep_first = 1;
- *     mixp_autocast_set_recipe(ctx, &r);
+ *     mixp_recipe_rule rules[] = { { "h.0.*", NULL }, { "*", &r } };
+ *     mixp_autocast_set_recipes(ctx, rules, 2);
  *     mixp_guard_start(ctx, NULL);
  *     for (step = 0; step < 1000; step++) {
  *         mixp_step_begin(ctx);
@@ -4894,27 +4862,18 @@ typedef enum mixp_recipe_kind {
  * is used only by these kinds; the others ignore it. "block" is FP8_BLOCK.
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are not powers of two (bf16
- * does not hold the values exactly), quantised attention, sums of 14 bits, functions of your own
+ * does not hold the values exactly), other shapes of blocks, dy in e5m2 in recipes of blocks, an
+ * unquantised gradient of the input, quantised attention, sums of 14 bits, functions of your own
  * for scales, amax of only one rank (TransformerEngine); 4over6's errors in f16 or of the largest
  * element; backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
-    int dy_e5m2;                /* block, MXFP8: 1 = dy in e5m2                            */
     int power_2;                /* current: 1 = scales are rounded down to powers of two   */
     int no_stochastic;          /* NVFP4: 1 = dy rounds to nearest even                    */
     int no_hadamard;            /* NVFP4: 1 = no transform                                 */
     int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16; block: of 1 x 128     */
-    int w_2d;                   /* MXFP8: 1 = w in blocks of 32 x 32                       */
-    int x_2d, dy_2d;            /* block: 1 = x, or dy, in blocks of 128 x 128. Only one of x, w and
-                                   dy can have such blocks, so no_2d must be 1             */
-    int dgrad_high;             /* 1 = the gradient of the input is the bf16 product       */
     int wgrad_high;             /* 1 = the gradient of the weight is the bf16 product      */
-    int keep_first;             /* this many linears at the front of a forward pass stay bf16 */
-    int keep_last;              /* this many at the end stay bf16; needs `linears`         */
-    int linears;                /* mixp_linear calls of a forward pass; 0 = unknown. The count
-                                   begins again at mixp_step_begin, where a region with a recipe
-                                   opens outside of another, and after `linears` calls      */
     int history;                /* delayed: number of amax stored;  0 = 1024, at most 2^20 */
     int most_recent;            /* delayed: 1 = the scale comes from the latest amax; 0 = from the
                                    largest of the history                                  */
@@ -4982,8 +4941,7 @@ typedef struct mixp_recipe {
  *
  * If no linear of a training step keeps x as codes, on_warning gets one linear and the reason.
  *
- * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself; with x_2d; or without a
- * kind.
+ * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
  * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
@@ -5053,8 +5011,7 @@ typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
     int64_t fallen;             /* products that are bf16 because an operand fell back     */
     int64_t quantised;          /* linears with a quantised forward product                */
-    int64_t kept;               /* linears left bf16: keep_first, keep_last, a rule, a pin or the
-                                   guard                                                   */
+    int64_t kept;               /* linears left bf16: a rule, a pin or the guard           */
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
     char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
     int64_t unfit_sizes[3];     /* rows of x, outputs and inputs of that linear            */
@@ -5110,17 +5067,6 @@ typedef struct mixp_autocast {
                                    of kind NONE that represents the rules                    */
 } mixp_autocast;
 
-/* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype
- * or level, or more than 64 nested regions. MIXP_ERR_ORDER: pop without push, or the region opened
- * last was not opened by mixp_autocast_push: the message names that region, which stays open.
- *
- * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
- * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
- * `linears`. MIXP_ERR_DEVICE: the context's device has no kernel for recipes. */
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
-                                           const mixp_autocast *region);
-MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
-
 /* Returns the current region; dtype MIXP_F32 and level 0 outside of all regions. */
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
@@ -5130,12 +5076,12 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
 /* Sets the recipe that bf16 regions of the block form use from now on; it
  * is copied. NULL or kind MIXP_RECIPE_NONE = none. While a recipe is set, an f16 block is
- * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_push with a recipe;
- * the old recipe then stays.
+ * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_open_with with a
+ * recipe; the old recipe then stays.
  *
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
- * out of the recipe), and keep_first and keep_last do not keep it. Otherwise it multiplies in bf16.
+ * out of the recipe). Otherwise it multiplies in bf16.
  * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators,
  * unless rules leave both its linears in bf16.
  * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
@@ -5170,8 +5116,8 @@ typedef struct mixp_recipe_rule {
  * mixp_checkpoint_load. Ranks with different rules fail the step with MIXP_ERR_RANKS.
  *
  * MIXP_ERR_ARGUMENT: rules is NULL; more than 64 rules; a pattern is empty, longer than 95
- * characters, or fits no permanent tensor of the context ("*" is always accepted); a recipe has
- * keep_first, keep_last or linears (use rules instead); two recipes of delayed scaling differ.
+ * characters, or fits no permanent tensor of the context ("*" is always accepted); two recipes of
+ * delayed scaling differ.
  * MIXP_ERR_ORDER: a region or a scope is open. Otherwise the errors of mixp_autocast_set_recipe. On
  * an error nothing changes. */
 MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
@@ -5205,13 +5151,6 @@ MIXPREC_API int mixpi_autocast_leave(mixp_context *ctx);                    /* a
 MIXPREC_API int mixpi_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixpi_no_grad_leave(mixp_context *ctx);                     /* always 0 */
 
-/* Regions that can be left in any way. mixp_autocast_open and mixp_no_grad_open open a region
- * and return its number, or -1 if ctx is NULL. mixp_autocast_close closes that region and every
- * region opened since, of any kind. Steps may begin in between. */
-MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
-MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
-MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
-
 /* MIXP_SCOPE(ctx, "h.3") { ... }
  *
  * Names the operators applied inside, for WATCH: see mixp_site. Scopes nest, and their names are
@@ -5223,12 +5162,24 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
 MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
 MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* always 0 */
 
-/* mixp_scope_push opens a scope, which lasts until mixp_scope_pop. MIXP_ERR_ARGUMENT: name is
- * NULL or empty, or regions and scopes are nested more than 64 deep. MIXP_ERR_ORDER: pop without
- * push, or the region or scope opened last was not opened by mixp_scope_push: the message names
- * it, and it stays open. */
-MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
-MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
+/* Regions that can be left in any way. Each open function returns the number of the region that it
+ * opens. mixp_autocast_close closes that region and every region opened since, of any kind. Steps
+ * may begin in between.
+ *
+ * mixp_autocast_open opens a region with the level and the recipe of the block form,
+ * mixp_autocast_open_with a region with settings of its own, mixp_no_grad_open a region as
+ * MIXP_NO_GRAD, and mixp_scope_open a scope.
+ *
+ * On an error they return -1 and open nothing; the context has the error. MIXP_ERR_ARGUMENT:
+ * another dtype or level, a name that is NULL or empty, or more than 64 nested regions and scopes.
+ * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
+ * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, or a field out of range. MIXP_ERR_DEVICE: the
+ * context's device has no kernel for recipes. */
+MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
+MIXPREC_API int  mixp_autocast_open_with(mixp_context *ctx, const mixp_autocast *region);
+MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
+MIXPREC_API int  mixp_scope_open(mixp_context *ctx, const char *name);
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
 
 #ifdef __cplusplus
 /* C++: a region that lasts as long as the variable, also with return, break or an exception:
@@ -5285,15 +5236,6 @@ typedef struct mixp_op mixp_op;
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_op_class cls);
 
-/* Row 0, 1, ... of mixp_autocast_count. */
-typedef struct mixp_op_count {
-    const char *op;
-    mixp_op_class  cls;            /* current class, including an override                    */
-    int64_t     calls[3];       /* number of results in f32, f16, bf16                     */
-} mixp_op_count;
-/* Counts of operators by result dtype since the last reset. Writes row `row` to *out and returns 1;
- * returns 0 past the last row. */
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
 /* Casts since the last reset. */
 typedef struct mixp_cast_count {
     int64_t weight_casts;       /* parameter copies made because the cache was stale       */
@@ -5302,10 +5244,8 @@ typedef struct mixp_cast_count {
 } mixp_cast_count;
 /* Returns the counts of casts since the last reset; zeros if ctx is NULL. */
 MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx);
-/* Sets the counts of operators and of casts to 0. */
+/* Sets the counts of casts and of recipes to 0. */
 MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx);
-/* Returns the name of a class, for example "low" or "f32"; "?" for an unknown one. */
-MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls);
 
 /* ==== 7. TAPE ============================================================= >>tape ====
  *
@@ -6216,25 +6156,15 @@ typedef enum mixp_scaler_preset {
 /* MIXP_RULE_PREDICTIVE computes the scale instead of searching for it. The rule reads the largest
  * |gradient| of the parameters in every step. In a step that the guard samples, it also reads all
  * gradients of the backward walk. It sets the scale to the power of two that puts the largest
- * gradient `margin` binades below low_largest. It does so every growth_interval clean steps, and at
- * once when a gradient comes nearer to low_largest than that. The scale moves by at most max_move
- * binades per step. An overflow backs off as in PyTorch's rule, and counts as a gradient of
- * low_largest / scale. The remembered largest gradient halves in 16 intervals.
+ * gradient `margin` binades below 65504, f16's largest number. It does so every growth_interval
+ * clean steps, and at once when a gradient comes nearer to 65504 than that. The scale moves by at
+ * most 4 binades per step. An overflow backs off as in PyTorch's rule, and counts as a gradient of
+ * 65504 / scale. The remembered largest gradient halves in 16 intervals.
  *
  * The rule guarantees that no step is skipped for a gradient up to 2^margin times the largest
  * remembered one, which may be 2^12 times the largest of the last interval. A larger gradient
  * without warning costs a skip, as under any rule. The size of an overflow is unknown, so the next
- * step may be skipped as well.
- *
- * Skipped steps in 1,000, 3 seeds. With 2 % of the steps having gradients 2^4 to 2^8 times as
- * large: PyTorch's rule 2, 3 and 1 (growing every 20 steps: 32, 29 and 32), this rule 0. With 2^4
- * to 2^20 times: PyTorch's rule 8, 10 and 7; this rule 2, 2 and 2, and with a guard 1, 1 and 1.
- *
- * f16 has 40 binades: headroom at one end is missing at the other. Every fixed scale that flushes
- * less than 0.001 to 0.003 % of all gradients, and makes 2.6 to 5.8 % subnormal, skips some steps.
- * PyTorch's rule flushed at most 0.0001 %, this rule 0.0005 %. With the guard, which sees larger
- * gradients on the way back, this rule flushed 0.03 %, and in one run made half of the gradients
- * subnormal. The final loss was similar under all of them. */
+ * step may be skipped as well. docs/guard.md has measurements. */
 /* Zero in any field = the rule's own value; the defaults below are MIXP_RULE_TORCH's. In C++ start
  * with `= {}`. In a rule with one factor, backoff divides by growth_factor unless you set
  * backoff_factor. Some systems keep factors in f32 (Megatron, ColossalAI, Paddle, Modulus,
@@ -6251,13 +6181,7 @@ typedef struct mixp_scaler_desc {
     int       max_floor_skips;  /* 0 = 20 skips in a row at min_scale: MIXP_ERR_DIVERGED; negative =
                                    never. From 65536, 142 skips lead to 2^-126 and 16 skips to 1 */
     int       disabled;         /* 1: the scale is 1, every step is applied                */
-    int       recovery_interval; /* growth interval while the scale is at most recovery_scale; 0 =
-                                    the rule's (Modulus: 100) */
-    float     recovery_scale;   /* 0 = the rule's (Modulus: 64; other rules: never) */
-    /* Only for MIXP_RULE_PREDICTIVE. */
-    int       margin;           /* 0 = 6 binades; at most 30. For fp8: 1 to 3           */
-    int       max_move;         /* 0 = 4 binades per step; at most 252                  */
-    float     low_largest;      /* 0 = 65504, f16's                                     */
+    int       margin;           /* MIXP_RULE_PREDICTIVE: 0 = 6 binades; at most 30         */
 } mixp_scaler_desc;
 
 /* Computes the rule of a description; NULL = zeroed. Pure. MIXP_ERR_ARGUMENT: a field is out of
@@ -20473,7 +20397,10 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
  * ranks. ranks/door.c fills it. Without ranks in the build, the table is never there, and the
  * compiler drops the calls.
  */
+struct mixp_call;
 struct mixp_checkpoint;
+struct mixp_optimizer;
+struct mixp_verdict;
 struct mixpi_report;
 struct mixpi_state_item;
 
@@ -20487,30 +20414,33 @@ struct mixpi_crew {
     /* walk: the gradients */
     mixp_result (*walk_begin)(mixp_context *ctx);
     mixp_result (*walk_opens)(mixp_context *ctx, const mixp_tensor *leaf);  /* first gradient */
-    mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
+    mixp_result (*walk_passed)(mixp_context *ctx, const struct mixp_call *c);
     mixp_result (*walk_end)(mixp_context *ctx);
     void        (*forget)(mixp_context *ctx);           /* drops gradients that are held */
     void        (*lose)(mixp_context *ctx, const void *scaler);     /* the scaler is about
                                                                        to be freed           */
     /* optimizers: who keeps the states; the last three only if the states are sharded */
-    mixp_result (*enter)(mixp_optimizer *opt);          /* opt is new */
-    const char *(*add_wrong)(const mixp_optimizer *opt, const mixp_tensor *p,
+    mixp_result (*enter)(struct mixp_optimizer *opt);   /* opt is new */
+    const char *(*add_wrong)(const struct mixp_optimizer *opt, const mixp_tensor *p,
                              const mixp_tensor *g);
     void        (*left)(mixp_tensor *p);                /* p has lost an optimizer */
-    mixp_result (*grow)(mixp_optimizer *opt, size_t bytes);
-    mixp_result (*place)(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at);  /* states */
-    void        (*placed)(mixp_optimizer *opt, mixp_tensor *p, mixp_result r);  /* how it ended */
-    mixp_param_row (*piece)(const mixp_optimizer *opt, int64_t i);
+    mixp_result (*grow)(struct mixp_optimizer *opt, size_t bytes);
+    mixp_result (*place)(struct mixp_optimizer *opt, mixp_param_row *row,    /* its states */
+                         int64_t joined_at);
+    void        (*placed)(struct mixp_optimizer *opt, mixp_tensor *p,        /* how it ended */
+                          mixp_result r);
+    mixp_param_row (*piece)(const struct mixp_optimizer *opt, int64_t i);
     /* step; send, gather, average and in_pieces only if the states are sharded */
-    mixp_result (*plan)(mixp_optimizer *opt);           /* before anything is changed */
-    mixp_result (*look)(mixp_optimizer *opt, const float *scale, int unscale,
+    mixp_result (*plan)(struct mixp_optimizer *opt);    /* before anything is changed */
+    mixp_result (*look)(struct mixp_optimizer *opt, const float *scale, int unscale,
                         const mixp_step_plan *plan, mixp_scaler_state *s);
-    mixp_result (*prepare)(mixp_optimizer *opt, mixp_scaler_state *s);  /* without a look */
-    void        (*verdict)(const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v);
-    mixp_result (*send)(mixp_optimizer *opt);           /* the table for the update */
-    mixp_result (*gather)(mixp_optimizer *opt);         /* the weights, after the update */
-    mixp_result (*average)(mixp_optimizer *opt);        /* all averages of weights, to all ranks */
-    void        (*in_pieces)(mixp_optimizer *opt);      /* gradients were unscaled or clipped */
+    mixp_result (*prepare)(struct mixp_optimizer *opt, mixp_scaler_state *s);  /* without a look */
+    void        (*verdict)(const struct mixp_optimizer *opt, const mixp_step_state *s,
+                           struct mixp_verdict *v);
+    mixp_result (*send)(struct mixp_optimizer *opt);    /* the table for the update */
+    mixp_result (*gather)(struct mixp_optimizer *opt);  /* the weights, after the update */
+    mixp_result (*average)(struct mixp_optimizer *opt);  /* all averages of weights, to all ranks */
+    void        (*in_pieces)(struct mixp_optimizer *opt);  /* gradients were unscaled or clipped */
     mixp_result (*share_buffers)(mixp_context *ctx);    /* an update: shared buffers travel */
     /* checkpoints of sharded states */
     mixp_result (*check)(mixp_context *ctx);
@@ -20544,7 +20474,7 @@ static mixp_result mixpi_crew_walk_begin(mixp_context *ctx) {
 static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf) {
     return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK;
 }
-static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const mixp_call *c) {
+static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const struct mixp_call *c) {
     return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK;
 }
 static mixp_result mixpi_crew_walk_end(mixp_context *ctx) {
@@ -20632,6 +20562,9 @@ static mixp_result mixpi_check_whole(const mixp_tensor *t, const char *who) {
  * or a tensor was looked at. watch/door.c fills the table. Without a guard in the build, the table
  * is never there, and the compiler drops the calls.
  */
+struct mixp_call;
+struct mixp_op;
+struct mixp_verdict;
 struct mixpi_state;
 
 /* The flags that mixpi_watched returns. */
@@ -20679,26 +20612,27 @@ struct mixpi_watcher {
     void        (*captured)(mixp_context *ctx);     /* a capture has begun */
     mixp_result (*replayed)(mixp_context *ctx);     /* before a replay */
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
-    int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
-    void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
-    int         (*stays_uncast)(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r);
-    void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
-    int         (*is_pinned)(const mixp_call *c);
-    mixpi_lossy *(*operands)(const mixp_call *c);   /* operands of a linear's site; NULL: it
+    int         (*enter)(mixp_context *ctx, const struct mixp_op *op, int n_in, mixp_tensor **in);
+    void        (*casts)(struct mixp_call *c);      /* autocast casts the inputs of its site */
+    int         (*stays_uncast)(struct mixp_call *c, int i, int cached, mixp_dtype low,
+                                mixp_result *r);
+    void        (*choose)(struct mixp_call *c);  /* dtype of the result */
+    int         (*is_pinned)(const struct mixp_call *c);
+    mixpi_lossy *(*operands)(const struct mixp_call *c);  /* operands of a linear's site; NULL: it
                                                        has no site                           */
-    mixp_losses *(*losses)(const mixp_call *c);     /* their losses, in device memory; NULL:
+    mixp_losses *(*losses)(const struct mixp_call *c);  /* their losses, in device memory; NULL:
                                                        an error                              */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
     /* walk */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
     mixp_result (*gradient)(mixp_context *ctx, int site, const mixp_tensor *g);
-    mixp_result (*leaves)(const mixp_call *c, int site);        /* after its backward */
+    mixp_result (*leaves)(const struct mixp_call *c, int site);  /* after its backward */
     void        (*walked)(const mixp_context *ctx);
     /* step */
     uint64_t    (*mark)(const mixp_context *ctx);   /* hash of what all ranks must have alike */
     void        (*words)(const mixp_context *ctx, double *row);     /* all words of that,
                                                                        for a message         */
-    void        (*origin)(const mixp_context *ctx, mixp_verdict *v);
+    void        (*origin)(const mixp_context *ctx, struct mixp_verdict *v);
     mixp_result (*updating)(mixp_context *ctx, mixp_advance_args *k);
     mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* NULL: a step without one */
     void        (*lose)(mixp_context *ctx, const void *scaler); /* the scaler is about to be
@@ -20735,7 +20669,7 @@ static int mixpi_is_seen(const mixp_context *ctx) {
 /* --- handles: without a guard they do nothing --- *
  *
  * Each handle has the name of its member, so that a search for the name finds both. A call without
- * a site, number 0, is not the guard's.
+ * a site, number 0, is not the guard's. Handles that read a call stand in tape/run.c.
  */
 static void mixpi_watcher_captured(mixp_context *ctx) {
     if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
@@ -20743,23 +20677,15 @@ static void mixpi_watcher_captured(mixp_context *ctx) {
 static mixp_result mixpi_watcher_replayed(mixp_context *ctx) {
     return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK;
 }
-static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
+static int mixpi_watcher_enter(
+    mixp_context *ctx, const struct mixp_op *op, int n_in, mixp_tensor **in) {
     return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0;
-}
-static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls) {
-    if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls);
-}
-static int mixpi_watcher_is_pinned(const mixp_call *c) {
-    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
 }
 static mixp_result mixpi_watcher_begin(mixp_context *ctx) {
     return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK;
 }
 static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g) {
     return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK;
-}
-static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site) {
-    return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK;
 }
 static void mixpi_watcher_walked(const mixp_context *ctx) {
     if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx);
@@ -22042,13 +21968,11 @@ MIXPI_SELDOM_END
 #define MIXPI_SCOPE_ROOM    201
 #define MIXPI_MAX_RULES     64
 
-/* Kinds of regions, by what ends them: mixp_autocast_pop, mixp_scope_pop, the end of a block,
- * mixp_autocast_close, or the end of a walk. */
+/* Kinds of regions, by what ends them: mixp_autocast_close, the end of a block, or the end of a
+ * walk. */
 typedef enum mixpi_region_kind {
-    MIXPI_REGION_PUSHED,
-    MIXPI_REGION_NAMED,
+    MIXPI_REGION_OPENED,
     MIXPI_REGION_IN_BLOCK,
-    MIXPI_REGION_IN_SCOPE,
     MIXPI_REGION_IN_WALK
 } mixpi_region_kind;
 
@@ -22067,14 +21991,12 @@ typedef struct mixpi_rule {
 } mixpi_rule;
 
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
-typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixpi_casting {
     mixpi_region    regions[MIXPI_REGIONS_ROOM];
     mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
-    mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
     int             n_regions;  /* includes regions refused for lack of room               */
-    int             n_overrides, n_tallies;
+    int             n_overrides;
     int             block_level;
     mixp_cast_count casts;
     mixp_recipe     block_recipe;       /* recipe of the block form                        */
@@ -22086,7 +22008,6 @@ struct mixpi_casting {
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
     mixp_dtype      low;        /* dtype of the newest of those regions                    */
     const char     *unlowered;  /* name of the newest of those operators that kept f32     */
-    int             linears;    /* applied under a recipe in this forward pass             */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
     char            uncoded_name[64];   /* weight of the newest uncoded linear             */
@@ -22127,7 +22048,7 @@ static void mixpi_casting_turn(mixp_context *ctx) {
             "the recipe's codes free no memory: none of %d linears kept its input x as codes. The "
             "last has the weight '%s': %s. See CODES at mixp_recipe, or set codes to 0",
             c->uncoded, c->uncoded_name, c->uncoded_why);
-    c->linears = c->coded = c->uncoded = c->lowerable = c->lowered = 0;
+    c->coded = c->uncoded = c->lowerable = c->lowered = 0;
 }
 
 /* --- regions --------------------------------------------------------------------------- */
@@ -22173,9 +22094,8 @@ static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->h
 
 /* Is each switch of a recipe 0 or 1? */
 static int mixpi_recipe_has_flags(const mixp_recipe *r) {
-    const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
-        r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high, r->most_recent,
-        r->codes, r->bound_448, r->row_scaled };
+    const int flags[] = { r->dy_e4m3, r->power_2, r->no_stochastic, r->no_hadamard, r->no_2d,
+        r->wgrad_high, r->most_recent, r->codes, r->bound_448, r->row_scaled };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
@@ -22199,18 +22119,8 @@ static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
 static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
         return "the recipe's kind is not a mixp_recipe_kind";
-    if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
-        return "the recipe's keep_first, keep_last or linears is negative";
-    if (r->keep_last && !r->linears)
-        return "the recipe's keep_last needs linears, the number of mixp_linear calls in a forward "
-               "pass";
-    if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
-        return "the recipe's keep_first and keep_last together exceed linears";
     if (!mixpi_recipe_has_flags(r))
         return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
-    if (r->kind == MIXP_RECIPE_FP8_BLOCK && 1 - r->no_2d + r->x_2d + r->dy_2d > 1)
-        return "only one of x, w and dy can be in blocks of 128 x 128: set the recipe's no_2d, and "
-               "only one of x_2d and dy_2d";
     if (r->history < 0 || r->history > 1 << 20)
         return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
     if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
@@ -22218,8 +22128,6 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->codes && r->wgrad_high)
         return "the recipe's codes and wgrad_high exclude each other: with wgrad_high the gradient "
                "of the weight reads the input itself, which has no codes";
-    if (r->codes && r->kind == MIXP_RECIPE_FP8_BLOCK && r->x_2d)
-        return "the recipe's codes and x_2d exclude each other: codes have blocks of one column";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
@@ -22299,22 +22207,15 @@ static const char *mixpi_recipe_wrong(
     return NULL;
 }
 
-/* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
- * a recipe begins. */
+/* Gives a region its own copy of its recipe. */
 static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     const mixp_recipe *r = region->cast.recipe;
-    int i, inside = 0;
     if (mixpi_recipe_is_rules(c, r)) return;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
-    for (i = 0; i < c->n_regions; i++) {
-        const mixp_recipe *outer = c->regions[i].cast.recipe;
-        inside |= outer && !mixpi_recipe_is_rules(c, outer);
-    }
-    if (!inside) c->linears = 0;
 }
 
 /* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
@@ -22325,8 +22226,8 @@ static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
     if (c->opened.kind == MIXP_RECIPE_FP8_DELAYED) c->trained = c->opened;
 }
 
-/* Opens a region. A refused block or scope opens a region as well, without effect, because its end
- * will close one. */
+/* Opens a region. A refused block opens a region as well, without effect, because its end will
+ * close one. */
 static mixp_result mixpi_region_open(
     mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind, int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
@@ -22339,7 +22240,7 @@ static mixp_result mixpi_region_open(
     if (!mixpi_is_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most)
-        wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
+        wrong = "too many nested regions and scopes: 64 are open; close each one that you open";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
 
     /* Count a region of f16 or bf16 that differs from the region around it. */
@@ -22363,69 +22264,22 @@ static mixp_result mixpi_region_open(
             c->opened_in = ctx->generation;
         }
     }
-    /* A refused push has no pop. on_error may close regions, so it is called last. */
-    const int has_pop = kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
-    if (!wrong || !has_pop) c->n_regions++;
+    /* on_error may close regions, so it is called last. */
+    if (!wrong || kind == MIXPI_REGION_IN_BLOCK) c->n_regions++;
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, r, "autocast to %s at level %d: %s",
                         mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
 /* Opens a region with the level for blocks. */
-static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
+static mixp_result mixpi_region_open_at(
+    mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
     if (c) cast.level = c->block_level;
     if (c && dtype != MIXP_F32) cast.recipe = c->n_rules ? &c->by_rules : &c->block_recipe;
-    mixpi_region_open(ctx, cast, kind, 0);
-}
-
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
-    if (!ctx || !region)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
-    return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
-}
-
-/* Name of a region's opener, for messages. */
-static const char *mixpi_region_opener(mixpi_region_kind kind) {
-    if (kind == MIXPI_REGION_PUSHED) return "a region of mixp_autocast_push";
-    if (kind == MIXPI_REGION_IN_BLOCK) return "a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block";
-    if (kind == MIXPI_REGION_IN_WALK) return "mixp_backward's own region";
-    return "a region of mixp_autocast_open or mixp_no_grad_open";
-}
-
-/* Reports a pop that met another kind of region: a pop or a push is missing somewhere. */
-static mixp_result mixpi_region_report_crossed(mixp_context *ctx, const char *who) {
-    const mixpi_region_kind kind = mixpi_region_now(ctx)->kind;
-    const mixp_autocast now = mixp_autocast_current(ctx);
-    int length;
-    const char *scope = mixpi_scope_now(ctx, &length);
-    if (kind == MIXPI_REGION_NAMED)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "%s: the innermost open region is the scope '%.*s' of mixp_scope_push; close that "
-            "scope first",
-            who, length, scope);
-    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-        "%s: the innermost open region is %s (autocast to %s there); close that region first", who,
-        mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
-}
-
-/* Closes the innermost region, which must be of this kind. */
-static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind, const char *who,
-    const char *what, const char *push) {
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_region_now(ctx))
-        return mixp_context_fail(
-            ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what, push);
-    if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_report_crossed(ctx, who);
-    ctx->casting->n_regions--;
-    return MIXP_OK;
-}
-
-MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
-    return mixpi_region_pop(
-        ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region", "mixp_autocast_push");
+    return mixpi_region_open(ctx, cast, kind, 0);
 }
 
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
@@ -22470,9 +22324,6 @@ static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_r
     if (strlen(rule->pattern) > 95) return "the pattern has more than 95 characters";
     if (!mixpi_pattern_is_used(ctx, rule->pattern))
         return "the pattern fits no tensor's name; call the function after parameters are made";
-    if (r && (r->keep_first || r->keep_last || r->linears))
-        return "the recipe has keep_first, keep_last or linears; leave linears in bf16 by an "
-               "earlier rule with their names and the recipe NULL";
     if (r && delayed && r->kind == MIXP_RECIPE_FP8_DELAYED && memcmp(r, delayed, sizeof *r) != 0)
         return "two rules have different recipes of delayed scaling; use the same fields in both";
     return mixpi_recipe_wrong(ctx, MIXP_BF16, r, code);
@@ -22584,27 +22435,38 @@ MIXPREC_API int mixpi_scope_enter(mixp_context *ctx, const char *name) {
 }
 MIXPREC_API int mixpi_scope_leave(mixp_context *ctx) { return mixpi_autocast_leave(ctx); }
 
-MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
-    if (!ctx || !name || !*name)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "mixp_scope_push: the name is %s; pass a name, for example \"h.3\"",
-            name ? "empty" : "NULL");
-    return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
-}
-MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
-    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope", "mixp_scope_push");
+/* The number of the region that r opened last, or -1 if r is an error. */
+static int mixpi_region_number(const mixp_context *ctx, mixp_result r) {
+    return r == MIXP_OK ? mixpi_regions_count(ctx) - 1 : -1;
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
-    int opened = ctx ? mixpi_regions_count(ctx) : -1;
-    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
-    return opened;
+    if (!ctx) return -1;
+    return mixpi_region_number(ctx, mixpi_region_open_at(ctx, dtype, MIXPI_REGION_OPENED));
+}
+
+MIXPREC_API int mixp_autocast_open_with(mixp_context *ctx, const mixp_autocast *region) {
+    if (!ctx || !region) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_open_with: region is NULL");
+        return -1;
+    }
+    return mixpi_region_number(ctx, mixpi_region_open(ctx, *region, MIXPI_REGION_OPENED, 0));
 }
 
 MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
-    int opened = ctx ? mixpi_regions_count(ctx) : -1;
-    if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_SCOPE, 1);
-    return opened;
+    if (!ctx) return -1;
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    return mixpi_region_number(ctx, mixpi_region_open(ctx, now, MIXPI_REGION_OPENED, 1));
+}
+
+MIXPREC_API int mixp_scope_open(mixp_context *ctx, const char *name) {
+    if (!ctx || !name || !*name) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+            "mixp_scope_open: the name is %s; pass a name, for example \"h.3\"",
+            name ? "empty" : "NULL");
+        return -1;
+    }
+    return mixpi_region_number(ctx, mixpi_scope_open(ctx, name, MIXPI_REGION_OPENED));
 }
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
@@ -22632,13 +22494,6 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
-
-MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
-    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned",
-        "low_out", "all_f32" };
-    MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
-    return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
-}
 
 /* Is it the tape's own cast operator, which operators/cast.c defines? */
 static int mixpi_is_cast(const mixp_op *op);
@@ -22710,30 +22565,8 @@ static void mixpi_count_lowered(
     else c->unlowered = op->name;
 }
 
-/* mixpi_apply has made the table. */
-static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
-    mixpi_casting *c = ctx->casting;
-    int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
-    while (i < c->n_tallies && c->tallies[i].op != op) i++;
-    if (i == most) return; /* table full: operators beyond it are not counted */
-    if (i == c->n_tallies) {
-        c->n_tallies++;
-        c->tallies[i].op = op;
-    }
-    c->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
-}
-
 static void mixpi_count_activation_cast(mixp_context *ctx) {
     ctx->casting->casts.activation_casts++;
-}
-
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
-    const mixpi_casting *c = ctx ? ctx->casting : NULL;
-    if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
-    out->op = c->tallies[row].op->name;
-    out->cls = mixpi_class_of(ctx, c->tallies[row].op);
-    memcpy(out->calls, c->tallies[row].calls, sizeof out->calls);
-    return 1;
 }
 
 MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
@@ -22744,10 +22577,8 @@ MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
 MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c) return;
-    memset(c->tallies, 0, sizeof c->tallies);
     memset(&c->casts, 0, sizeof c->casts);
     memset(&c->recipes, 0, sizeof c->recipes);
-    c->n_tallies = 0;
 }
 
 /* --- cast cache ------------------------------------------------------------------------ */
@@ -22961,6 +22792,17 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     return r;
 }
 
+/* --- handles of the guard's table that read a call; see tensors/watcher.c --- */
+static void mixpi_watcher_choose(mixp_call *c) {
+    if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c);
+}
+static int mixpi_watcher_is_pinned(const mixp_call *c) {
+    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
+}
+static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site) {
+    return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK;
+}
+
 /* Shows the guard the result of e, which has a site. given: the inputs before autocast. */
 static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -23028,8 +22870,8 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_a
         if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
         else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
         out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-        mixpi_watcher_choose(c, cls);
-    } else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c, MIXP_CLASS_KEEP);
+        mixpi_watcher_choose(c);
+    } else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c);
 
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
@@ -23063,7 +22905,6 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     if (r == MIXP_OK && c->out->count) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     if (!mixpi_is_real(c->out->dtype)) return r;
-    mixpi_count_call(ctx, c->op, c->out->dtype);
     if (region.level) mixpi_count_lowered(ctx->casting, region, c->op, c->out);
     return r;
 }
@@ -24452,13 +24293,14 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* Opens a region of f32, in which operators compute and store f32 whatever region is open. */
-static mixp_result mixpi_push_f32(mixp_context *ctx) {
+/* Opens a region of f32, in which operators compute and store f32 whatever region is open. Returns
+ * the region's number, or -1. */
+static int mixpi_open_f32(mixp_context *ctx) {
     mixp_autocast off;
     memset(&off, 0, sizeof off);
     off.dtype = MIXP_F32;
     off.level = 1;
-    return mixp_autocast_push(ctx, &off);
+    return mixp_autocast_open_with(ctx, &off);
 }
 
 /* --- functions made of other operators ---
@@ -25001,13 +24843,6 @@ static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
     return kind == MIXP_RECIPE_FP8_BLOCK ? 128 : kind == MIXP_RECIPE_MXFP8 ? 32 : 16;
 }
 
-/* Is the linear that comes now one of the first or last? Counts it. */
-static int mixpi_recipe_keeps(mixp_context *ctx, const mixp_recipe *r) {
-    const int i = ctx->casting->linears++;
-    if (r->linears && ctx->casting->linears == r->linears) ctx->casting->linears = 0;
-    return i < r->keep_first || (r->linears && i >= r->linears - r->keep_last);
-}
-
 /* The parameter that a linear multiplies by; NULL: its weight is the result of an operator. */
 static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
     mixp_tensor *w = mixpi_lasting(c->in[1]);
@@ -25028,7 +24863,7 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
     mixpi_warn(c->ctx,
         "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, are "
         "not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear out with "
-        "keep_first, keep_last or mixp_guard_pin",
+        "mixp_autocast_set_recipes or mixp_guard_pin",
         counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
         (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
 }
@@ -25089,8 +24924,8 @@ static mixp_result mixpi_recipe_decide(
     /* Kept in 16 bits, of a size that does not fit, or quantised. */
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     int64_t unit = mixpi_recipe_unit(r->kind);
-    int kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_is_guarded(c) ||
-               c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+    int kept =
+        mixpi_recipe_is_guarded(c) || c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
     else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
@@ -25107,10 +24942,7 @@ static void mixpi_recipe_blocks(mixp_quantise_args *k, int64_t n, int rows) {
 
 /* Is an operand quantised in squares? r: a recipe of blocks. */
 static int mixpi_recipe_squares(const mixp_recipe *r, mixpi_role role) {
-    if (r->kind == MIXP_RECIPE_MXFP8) return role == MIXPI_ROLE_W && r->w_2d;
-    if (role == MIXPI_ROLE_W) return !r->no_2d;
-    if (r->kind != MIXP_RECIPE_FP8_BLOCK) return 0;
-    return role == MIXPI_ROLE_X ? r->x_2d : r->dy_2d;
+    return role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 && !r->no_2d;
 }
 
 /* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
@@ -25128,7 +24960,6 @@ static void mixpi_recipe_plan(
     }
 
     /* One for each block. */
-    if (role == MIXPI_ROLE_DY && r->dy_e5m2) k->element = MIXP_F8_E5M2;
     mixpi_recipe_blocks(k, n, rows);
     k->e8m0 = r->e8m0;
     if (mixpi_recipe_squares(r, role)) k->block_rows = k->block_cols = n;
@@ -26050,7 +25881,7 @@ static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
     *both = for_x;
     if (!mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
-    if (rc->recipe.dgrad_high || rc->recipe.wgrad_high) return MIXP_OK;
+    if (rc->recipe.wgrad_high) return MIXP_OK;
     if (for_x.high || for_w.high) return MIXP_OK;
     if (!mixp_call_wants(c, 0) || !mixp_call_wants(c, 1)) return MIXP_OK;
     return mixpi_recipe_operand(c, rc, MIXPI_ROLE_DY, 0, &dy, both);
@@ -26061,8 +25892,7 @@ static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
     const mixp_recipe *recipe = &p->quantise.recipe;
     mixpi_quantised both;
     mixp_result r = mixpi_linear_both(c, p, &both);
-    if (r == MIXP_OK)
-        r = recipe->dgrad_high ? mixpi_product_grad(c, 0) : mixpi_linear_dx(c, p, &both);
+    if (r == MIXP_OK) r = mixpi_linear_dx(c, p, &both);
     if (r == MIXP_OK)
         r = recipe->wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
     mixpi_quantised_free(c->ctx, &both);
@@ -26234,8 +26064,7 @@ static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
 }
 
-/* Do the rules of recipes leave both layers in bf16? A recipe for all linears must count each
- * linear (keep_first), so it needs the separate operators. */
+/* Do the rules of recipes leave both layers in bf16? */
 static int mixpi_mlp_is_bf16(const mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_recipe *recipe = mixp_autocast_current(ctx).recipe;
     if (!recipe) return 1;
@@ -27442,10 +27271,11 @@ static mixp_result mixpi_embedding_forward(mixp_call *c) {
 /* The result's gradient, with zeros where the ids are `padding`. Operators of a walk make it. */
 static mixp_tensor *mixpi_embedding_unpadded(mixp_call *c, int64_t padding) {
     mixp_tensor *at = mixp_full(c->ctx, MIXP_I32, 0, NULL, (double)padding);
-    if (mixpi_push_f32(c->ctx) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(c->ctx);
+    if (region < 0) return NULL;
     at = mixp_unsqueeze(c->ctx, mixp_eq(c->ctx, c->in[1], at), -1);
     at = mixp_masked_fill(c->ctx, c->out->grad, at, 0.0f);
-    mixp_autocast_pop(c->ctx);
+    mixp_autocast_close(c->ctx, region);
     return at;
 }
 
@@ -28299,13 +28129,14 @@ static mixp_result mixpi_loss_back_target(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_out dt = mixpi_call_dx(c, 1);
     mixp_tensor *slope;
-    mixp_result r = dt.data && k->n ? mixpi_push_f32(ctx) : MIXP_OK;
-    if (r != MIXP_OK || !dt.data || !k->n) return r;
+    if (!dt.data || !k->n) return MIXP_OK;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return mixpi_failed(ctx);
     slope =
         mixpi_target_slope(ctx, k->kind, mixpi_as_f32(ctx, c->in[0]), mixpi_as_f32(ctx, c->in[1]));
     slope = mixp_mul(ctx, slope, c->out->grad);
     if (k->over != 1) slope = mixp_scale(ctx, slope, share);
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     return slope ? mixpi_add_into(ctx, dt, mixpi_tensor_in(slope), k->n) : mixpi_failed(ctx);
 }
 
@@ -29728,12 +29559,13 @@ static mixp_dtype mixpi_form_dtype(
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
     mixp_autocast now = mixp_autocast_current(ctx);
-    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return NULL;
     const int before = mixpi_enter(ctx);
     mixp_tensor *wide = mixpi_as_f32(ctx, x);
     mixp_tensor *y = wide ? p->of(ctx, wide, p) : NULL;
     mixpi_leave(ctx, before, MIXP_OK);
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     if (!y) return NULL;
     mixp_dtype dtype = mixpi_form_dtype(now, x, y, p);
     if (dtype == MIXP_F32) return y;
@@ -30368,12 +30200,13 @@ static mixp_tensor *mixpi_triangle(
         mixpi_bad_shapes(c, "x[..., rows, cols] needs two dimensions, of at most 2^24");
         return NULL;
     }
-    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return NULL;
     place = mixp_sub(ctx, mixpi_counted(ctx, x->shape[x->rank - 1], 1),
         mixpi_counted(ctx, x->shape[x->rank - 2], 0));
     edge = mixpi_constant(ctx, (double)diagonal);
     hidden = side > 0 ? mixp_gt(ctx, place, edge) : mixp_lt(ctx, place, edge);
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     return mixp_masked_fill(ctx, x, hidden, 0.0f);
 }
 
@@ -30424,12 +30257,14 @@ MIXPREC_API mixp_tensor *mixp_scatter(
     mixpi_outer o;
     mixp_tensor *sources;
     mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", 3, x, src, ids);
-    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return NULL;
     sources = mixp_full(ctx, MIXP_F32, x->rank, x->shape, 0.0);
     sources = mixp_scatter_add(
         ctx, sources, dim, ids, mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
     sources = mixp_ne(ctx, sources, mixpi_constant(ctx, 0.0));
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     return mixp_scatter_add(ctx, mixp_masked_fill(ctx, x, sources, 0.0f), dim, ids, src);
 }
 
@@ -30463,13 +30298,14 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(
     }
 
     /* For each value, in f32: how many edges are behind it? */
-    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    const int region = mixpi_open_f32(ctx);
+    if (region < 0) return NULL;
     if (edges->rank > 1) edges = mixp_unsqueeze(ctx, edges, -2);
     values = mixp_unsqueeze(ctx, values, -1);
     mixp_tensor *behind = right ? mixp_gt(ctx, edges, values) : mixp_ge(ctx, edges, values);
     behind = mixp_sum(ctx, mixp_cast(ctx, behind, MIXP_F32), -1, 0);
     behind = mixpi_integers(ctx, mixp_rsub(ctx, behind, (float)n));
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, region);
     return behind;
 }
 /* --- einsum of two operands: sums, transposes and one product --- */
@@ -31253,16 +31089,17 @@ static mixp_result mixpi_jvp_check(
         mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
-/* Makes the tangents in a region without a recipe, as bf16 products. So keep_first and keep_last
- * count only the linears of the model, and a tangent changes no scale of delayed scaling. */
+/* Makes the tangents in a region without a recipe, as bf16 products. So a tangent changes no scale
+ * of delayed scaling. */
 static mixp_tensor *mixpi_jvp_unquantised(
     mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
     mixp_autocast region = mixp_autocast_current(ctx);
     if (!region.recipe) return mixpi_jvp(ctx, y, x, d);
     region.recipe = NULL;
-    if (mixp_autocast_push(ctx, &region) != MIXP_OK) return NULL;
+    const int opened = mixp_autocast_open_with(ctx, &region);
+    if (opened < 0) return NULL;
     d = mixpi_jvp(ctx, y, x, d);
-    mixp_autocast_pop(ctx);
+    mixp_autocast_close(ctx, opened);
     return d;
 }
 
@@ -31339,16 +31176,13 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 /* Fields of a running scaler that may change. A field of `from` that is not 0 replaces the field of
  * `to`, which is a rule or another description. */
 #define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
-                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale) \
-                         X(margin) X(max_move) X(low_largest)
+                         X(min_scale) X(max_scale) X(margin)
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
 
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
     return mixpi_f64_is_finite(d->growth_factor) && mixpi_f64_is_finite(d->backoff_factor) &&
            mixpi_f64_is_finite((double)d->init_scale) &&
-           mixpi_f64_is_finite((double)d->min_scale) && mixpi_f64_is_finite((double)d->max_scale) &&
-           mixpi_f64_is_finite((double)d->recovery_scale) &&
-           mixpi_f64_is_finite((double)d->low_largest);
+           mixpi_f64_is_finite((double)d->min_scale) && mixpi_f64_is_finite((double)d->max_scale);
 }
 
 /* Returns what is wrong with the factors and intervals of a rule, or NULL. */
@@ -31359,17 +31193,7 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
     if (r->growth_interval < 1) return "growth_interval must be at least 1";
     if (r->growth_interval > INT32_MAX - 1) return "growth_interval must be below 2^31 - 1";
     if (r->hysteresis < 1) return "hysteresis must be at least 1";
-    if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
-        return "recovery_interval must lie in [1, 2^31 - 1)";
-    if (r->recovery_scale < 0.0f) return "recovery_scale must be at least 0";
-    return NULL;
-}
-
-/* Returns what is wrong with the settings of a predicting rule, or NULL. */
-static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
     if (r->margin < 1 || r->margin > 30) return "margin must lie in [1, 30] binades";
-    if (r->max_move < 1 || r->max_move > 252) return "max_move must lie in [1, 252] binades";
-    if (!(r->low_largest > 0.0f)) return "low_largest must be above 0";
     return NULL;
 }
 
@@ -31408,7 +31232,6 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
 
     const char *wrong = mixpi_rule_pace_wrong(&r);
-    if (!wrong) wrong = mixpi_rule_aim_wrong(&r);
     if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
     if (wrong) return wrong;
 
@@ -31429,8 +31252,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(
     const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
-    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-        0 };
+    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
@@ -39364,7 +39186,8 @@ static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
 }
 
 /* Sets the dtype of a result for which autocast has chosen a dtype. */
-static void mixpi_site_choose(mixp_call *c, mixp_op_class cls) {
+static void mixpi_site_choose(mixp_call *c) {
+    const mixp_op_class cls = mixpi_class_of(c->ctx, c->op);
     mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
     mixp_tensor *out = c->out;
     const mixp_dtype plain = out->dtype;
