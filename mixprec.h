@@ -7603,7 +7603,7 @@ static int mixpi_is_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 |
 
 /* Is d converted by vector code? */
 static int mixpi_has_vectors(mixp_dtype d) {
-    return mixpi_is_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
+    return mixpi_is_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2 || d == MIXP_F8_E8M0;
 }
 
 static uint64_t mixpi_load_code(const void *p, size_t size) {
@@ -7911,7 +7911,9 @@ static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k)
     c->k = k;
     c->key = mixp_random_key(r->seed, r->step, r->tensor);
     c->plain = !r->saturate && !r->stochastic;
-    c->vector = to == from || (mixpi_has_vectors(to) && mixpi_has_vectors(from));
+    c->vector = mixpi_has_vectors(to) && mixpi_has_vectors(from);
+    if (to == MIXP_F8_E8M0) c->vector &= c->plain;
+    if (to == from) c->vector = 1;
     c->pages = c->vector && c->plain && mixpi_convert_streams(k);
     /* If dst is narrower and in place, a later piece would overwrite values that an earlier piece
      * still reads. */
@@ -10906,7 +10908,8 @@ MIXPI_SMALL_BEGIN
 #define mixpi_vget           MIXPI_P(vget)
 #define mixpi_rget           MIXPI_P(rget)
 #define mixpi_rhalf          MIXPI_P(rhalf)
-#define mixpi_rhalf_8        MIXPI_P(rhalf_8)
+#define mixpi_rhalf_of       MIXPI_P(rhalf_of)
+#define mixpi_vhalf_8        MIXPI_P(vhalf_8)
 #define mixpi_rstream        MIXPI_P(rstream)
 #define mixpi_rbits          MIXPI_P(rbits)
 #define mixpi_rof            MIXPI_P(rof)
@@ -10957,6 +10960,8 @@ MIXPI_SMALL_BEGIN
 #define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
 #define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
 #define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
+#define mixpi_vcode_e8m0     MIXPI_P(vcode_e8m0)
+#define mixpi_vcode_of_e8m0  MIXPI_P(vcode_of_e8m0)
 #define mixpi_vcode_random   MIXPI_P(vcode_random)
 #define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 #define mixpi_vlanes         MIXPI_P(vlanes)        /* elements of one register           */
@@ -11031,7 +11036,7 @@ typedef uint32_t mixpi_vbits;
 /* Operations on one register of floats and on its bits. vbits_gt, _max and _min compare as signed
  * numbers. vbits_times converts a whole number and multiplies it by `unit`. vread and vwrite move
  * codes of 16 or 8 bits; vread extends the sign. The forms in _high hold 16 bits in the upper half
- * of each element. rhalf widens f16, and rhalf_8 widens f16 without its low byte, if the set has an
+ * of each element. rhalf widens f16, and rhalf_of register i of 16 f16, if the set has an
  * instruction for it. With stream 1, and in rstream, stores bypass the caches; p is then aligned to
  * a cache line. */
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
@@ -11050,6 +11055,16 @@ MIXPI_V float mixpi_vmaxof8(__m256 h) {
 MIXPI_V void mixpi_vput_256(void *p, __m256i a, int stream) {
     if (stream) _mm256_stream_si256((__m256i *)p, a);
     else _mm256_storeu_si256((__m256i *)p, a);
+}
+
+/* 16 codes of e5m2 as f16, or of e4m3 as f16 divided by 256. */
+MIXPI_V __m256i mixpi_vhalf_8(mixp_dtype from, const void *p) {
+    const __m256i top = _mm256_set1_epi16(0x3F80), quiet = _mm256_set1_epi16(0x3F80 ^ 0x7E00);
+    __m256i h = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), nan;
+    if (from == MIXP_F8_E5M2) return _mm256_slli_epi16(h, 8);
+    h = _mm256_and_si256(_mm256_slli_epi16(h, 7), _mm256_set1_epi16((short)0xBFFF));
+    nan = _mm256_cmpeq_epi16(_mm256_and_si256(h, top), top);
+    return _mm256_xor_si256(h, _mm256_and_si256(nan, quiet));
 }
 
 /* Call this after stores that bypass the caches. */
@@ -11098,10 +11113,7 @@ MIXPI_V float       mixpi_rmaxof(mixpi_vreg a) {
 }
 MIXPI_V mixpi_vreg  mixpi_rhalf(const char *p)
 { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
-MIXPI_V mixpi_vreg  mixpi_rhalf_8(const char *p) {
-    __m256i h = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
-    return _mm512_cvtph_ps(_mm256_slli_epi16(h, 8));
-}
+MIXPI_V mixpi_vreg  mixpi_rhalf_of(__m256i h, int i)         { (void)i; return _mm512_cvtph_ps(h); }
 MIXPI_V mixpi_vbits mixpi_vread_high(const char *p) {       /* one instruction, not two */
     const mixpi_vbits to = { 0x0001F, 0x1001F, 0x2001F, 0x3001F, 0x4001F, 0x5001F, 0x6001F,
                              0x7001F, 0x8001F, 0x9001F, 0xA001F, 0xB001F, 0xC001F, 0xD001F,
@@ -11165,10 +11177,8 @@ MIXPI_V float       mixpi_rsum(mixpi_vreg a)                 { return mixpi_vsum
 MIXPI_V float       mixpi_rmaxof(mixpi_vreg a)               { return mixpi_vmaxof8(a); }
 MIXPI_V mixpi_vreg  mixpi_rhalf(const char *p)
 { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)); }
-MIXPI_V mixpi_vreg  mixpi_rhalf_8(const char *p) {
-    __m128i h = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
-    return _mm256_cvtph_ps(_mm_slli_epi16(h, 8));
-}
+MIXPI_V mixpi_vreg  mixpi_rhalf_of(__m256i h, int i)
+{ return _mm256_cvtph_ps(i ? _mm256_extracti128_si256(h, 1) : _mm256_castsi256_si128(h)); }
 MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
     __m128i h = _mm_loadu_si128((const __m128i *)(const void *)p);
     return (mixpi_vbits)_mm256_cvtepi16_epi32(h);
@@ -11356,12 +11366,28 @@ MIXPI_V mixpi_vbits mixpi_vcode_bf16(mixpi_vbits u) {
     return mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), u | 0x400000u, r) >> 16;
 }
 
+/* The nearest power of two; a tie is rounded up. The code of a negative number is NaN. */
+MIXPI_V mixpi_vbits mixpi_vcode_e8m0(mixpi_vbits u) {
+    const mixpi_vbits a = u & 0x7FFFFFFFu, zero = mixpi_vbits_all(0), nan = zero + 255u;
+    const mixpi_vbits half =
+        mixpi_vbits_gt(zero + 0x800000u, a, zero + 0x200000u, zero + 0x400000u);
+    const mixpi_vbits code = mixpi_vbits_min((a + half) >> 23, nan);
+    return mixpi_vbits_gt(zero, u, mixpi_vbits_gt(a, zero, nan, zero), code);
+}
+
 MIXPI_V mixpi_vbits mixpi_vcode_nearest(mixp_dtype to, mixpi_vbits u) {
     if (to == MIXP_BF16) return mixpi_vcode_bf16(u);
+    if (to == MIXP_F8_E8M0) return mixpi_vcode_e8m0(u);
     return mixpi_vcode_rounded(to, u, 0, 0, u);
 }
 
-/* Widens codes of f16, bf16, e4m3 or e5m2 to the bits of f32. */
+MIXPI_V mixpi_vbits mixpi_vcode_of_e8m0(mixpi_vbits h) {
+    const mixpi_vbits a = h & 0xFFu, zero = mixpi_vbits_all(0);
+    const mixpi_vbits code = mixpi_vbits_gt(a, zero, a << 23, zero + 0x400000u);
+    return mixpi_vbits_gt(a, zero + 254u, zero + 0x7FC00000u, code);
+}
+
+/* Widens codes of f16, bf16, e4m3, e5m2 or e8m0 to the bits of f32. */
 MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     const mixp_format f = mixp_format_of(from);
     const uint32_t top = (uint32_t)mixpi_max_code(f),
@@ -11373,6 +11399,7 @@ MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
     mixpi_vreg tiny = mixpi_vbits_times(a, least);      /* exact */
     if (from == MIXP_BF16) return h << 16;
+    if (from == MIXP_F8_E8M0) return mixpi_vcode_of_e8m0(h);
 
     /* Inf and NaN. */
     if (from == MIXP_F8_E4M3) {
@@ -11393,12 +11420,14 @@ MIXPI_V uint32_t mixpi_vcode_rounded(mixp_dtype to, uint32_t u, int saturate, in
 { return mixpi_round_f32(to, u, saturate, stochastic, random); }
 MIXPI_V uint32_t mixpi_vcode_nearest(mixp_dtype to, uint32_t u) {
     if (to == MIXP_BF16) return mixpi_bf16_of_f32(u);
+    if (to == MIXP_F8_E8M0) return (uint32_t)mixpi_recode(to, MIXP_F32, u, 0, 0, 0);
     return to == MIXP_F16 ? mixpi_f16_of_f32(u) : mixpi_round_f32(to, u, 0, 0, 0);
 }
 /* Widens a sign-extended code to the bits of f32. */
 MIXPI_V uint32_t mixpi_vcode_widen(mixp_dtype from, uint32_t code) {
     if (from == MIXP_F16) return mixpi_f32_of_f16(code & 0xFFFFu);
     if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3(code & 0xFFu);
+    if (from == MIXP_F8_E8M0) return (uint32_t)mixpi_recode(MIXP_F32, from, code & 0xFFu, 0, 0, 0);
     return mixpi_f32_of_f16((code & 0xFFu) << 8);
 }
 #endif
@@ -11412,7 +11441,8 @@ MIXPI_V mixpi_vreg mixpi_rget(mixp_dtype from, const void *p, int i) {
     if (from == MIXP_BF16) return mixpi_rof(mixpi_vread_16(at) << 16);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     if (from == MIXP_F16) return mixpi_rhalf(at);
-    if (from == MIXP_F8_E5M2) return mixpi_rhalf_8(at);
+    if (from == MIXP_F8_E5M2) return mixpi_rhalf_of(mixpi_vhalf_8(from, p), i);
+    if (from == MIXP_F8_E4M3) return mixpi_rhalf_of(mixpi_vhalf_8(from, p), i) * 256.0f;
 #endif
     return mixpi_rof(mixpi_vcode_widen(from, size == 2 ? mixpi_vread_16(at) : mixpi_vread_8(at)));
 }
@@ -11798,6 +11828,83 @@ MIXPI_LOOP void MIXPI_P(run_bf16)(void *dst, const void *src, int64_t n)
 { MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n); }
 #endif
 
+/* Converts n floats to e4m3 or e5m2 likewise. f16 has the exponents and subnormals of e5m2, and
+ * those of e4m3 times 2^-8. One instruction therefore truncates the floats to f16, and words of 16
+ * bits are rounded. Before the truncation, a sticky bit records the bits below the rounding bit. */
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+typedef uint16_t MIXPI_P(words) __attribute__((__vector_size__(sizeof(mixpi_vbits))));
+
+#if MIXPI_PASS == 2
+MIXPI_V MIXPI_P(words) MIXPI_P(words_of)(mixpi_vbits a, mixpi_vbits b) {
+    enum { how = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC };
+    const __m256i low = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, (__m512)a, how);
+    const __m256i high = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, (__m512)b, how);
+    return (MIXPI_P(words))_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+MIXPI_V MIXPI_P(words) MIXPI_P(words_min)(MIXPI_P(words) a, MIXPI_P(words) b)
+{ return (MIXPI_P(words))_mm512_min_epu16((__m512i)a, (__m512i)b); }
+/* The upper bytes. The permutation restores the order, because packing works within lanes. */
+MIXPI_V mixpi_vbits MIXPI_P(words_high)(MIXPI_P(words) a, MIXPI_P(words) b) {
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    const __m512i c = _mm512_packus_epi16((__m512i)(a >> 8), (__m512i)(b >> 8));
+    return (mixpi_vbits)_mm512_permutexvar_epi64(order, c);
+}
+#else
+MIXPI_V MIXPI_P(words) MIXPI_P(words_of)(mixpi_vbits a, mixpi_vbits b) {
+    const __m128i low = _mm256_cvtps_ph((__m256)a, _MM_FROUND_TO_ZERO);
+    const __m128i high = _mm256_cvtps_ph((__m256)b, _MM_FROUND_TO_ZERO);
+    return (MIXPI_P(words))_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+MIXPI_V MIXPI_P(words) MIXPI_P(words_min)(MIXPI_P(words) a, MIXPI_P(words) b)
+{ return (MIXPI_P(words))_mm256_min_epu16((__m256i)a, (__m256i)b); }
+MIXPI_V mixpi_vbits MIXPI_P(words_high)(MIXPI_P(words) a, MIXPI_P(words) b) {
+    const __m256i c = _mm256_packus_epi16((__m256i)(a >> 8), (__m256i)(b >> 8));
+    return (mixpi_vbits)_mm256_permute4x64_epi64(c, 0xD8);
+}
+#endif
+
+/* The codes of two registers of floats, in the upper bytes of words. */
+MIXPI_V MIXPI_P(words) MIXPI_P(words_codes)(mixp_dtype to, const float *s) {
+    const uint32_t lost = to == MIXP_F8_E4M3 ? 0x3FFFFu : 0x7FFFFu;
+    const MIXPI_P(words) none = { 0 };
+    mixpi_vbits u[2];
+    for (int k = 0; k < 2; k++) {
+        mixpi_vreg x = mixpi_rload(s + k * MIXPI_LANES);
+        if (to == MIXP_F8_E4M3) x *= 0.00390625f;
+        u[k] = mixpi_rbits(x);
+        u[k] |= ((u[k] & lost) + lost) & (lost + 1u);
+    }
+    const MIXPI_P(words) h = MIXPI_P(words_of)(u[0], u[1]);
+    const MIXPI_P(words) a =
+        to == MIXP_F8_E4M3 ? MIXPI_P(words_min)(h + h, none + 0x7F00) : h & 0x7FFF;
+    MIXPI_P(words) add = (a >> 8 & 1) + 0x7F;
+    if (to == MIXP_F8_E5M2)             /* adds 0 to NaN, which keeps its payload */
+        add = MIXPI_P(words_min)(add, 0x7C80 - MIXPI_P(words_min)(a, none + 0x7C80));
+    return (a + add) | (h & 0x8000);
+}
+
+/* Writes the codes of four registers of floats. */
+MIXPI_V void MIXPI_P(put_8)(mixp_dtype to, void *p, const float *s, int stream) {
+    const MIXPI_P(words) low = MIXPI_P(words_codes)(to, s);
+    const MIXPI_P(words) high = MIXPI_P(words_codes)(to, s + 2 * MIXPI_LANES);
+    const mixpi_vreg codes = mixpi_rof(MIXPI_P(words_high)(low, high));
+    if (stream) mixpi_rstream((float *)p, codes);
+    else mixpi_rstore((float *)p, codes);
+}
+
+MIXPI_LOOP void MIXPI_P(run_8)(mixp_dtype to, void *dst, const void *src, int64_t n) {
+    const float *s = (const float *)src;
+    char *d = (char *)dst;
+    int64_t i;
+    for (i = 0; i + 4 * MIXPI_LANES <= n; i += 4 * MIXPI_LANES)
+        MIXPI_P(put_8)(to, d + i, s + i, 0);
+    MIXPI_P(run)(to, MIXP_F32, d + i, s + i, n - i);
+}
+#else
+MIXPI_LOOP void MIXPI_P(run_8)(mixp_dtype to, void *dst, const void *src, int64_t n)
+{ MIXPI_P(run)(to, MIXP_F32, dst, src, n); }
+#endif
+
 /* Converts n floats to a narrow dtype likewise, rounded as r says. `random` holds n numbers. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
                                      const mixp_rounding *r, const uint32_t *random) {
@@ -11825,6 +11932,7 @@ MIXPI_RARE void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, 
     if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, whole);
     if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, whole);
     if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, whole);
+    if (from == MIXP_F8_E8M0) MIXPI_P(run)(MIXP_F32, MIXP_F8_E8M0, dst, src, whole);
     if (left == 0) return;
     memcpy(rest, (const char *)src + done, left * (size_t)MIXPI_P(size)(from));
     MIXPI_P(widen_run)(from, end, rest, 16);
@@ -11842,8 +11950,9 @@ MIXPI_RARE void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, i
     }
     if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, whole);
     if (to == MIXP_BF16) MIXPI_P(run_bf16)(dst, src, whole);
-    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, whole);
-    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, whole);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run_8)(MIXP_F8_E4M3, dst, src, whole);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run_8)(MIXP_F8_E5M2, dst, src, whole);
+    if (to == MIXP_F8_E8M0) MIXPI_P(run)(MIXP_F8_E8M0, MIXP_F32, dst, src, whole);
     if (left == 0) return;
     memcpy(rest, (const float *)src + whole, left * sizeof *rest);
     MIXPI_P(narrow_run)(to, end, rest, 16);
@@ -11981,6 +12090,8 @@ MIXPI_K void MIXPI_P(convert_rounded)(const mixpi_convert_job *c,
 MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst,
                                     const void *src, int64_t n, int pages) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from), line = 64 / out;
+    const int words = to == MIXP_F8_E4M3 || to == MIXP_F8_E5M2;
+    const int many = words ? 4 * MIXPI_LANES : 16;
     const int64_t step = 1024 * (int64_t)pages;
     int64_t i, j, k;
     for (i = 0; i + step <= n; i += step)
@@ -11990,8 +12101,9 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst,
                 const char *s = (const char *)src + k * in;
                 int v;
                 for (v = 0; v < line * in; v += 64) MIXPI_PREFETCH(s + step * in + v);
-                for (v = 0; v < line; v += 16)
-                    mixpi_vput(to, d + v * out, mixpi_vget(from, s + v * in), 1);
+                for (v = 0; v < line; v += many)
+                    if (words) MIXPI_P(put_8)(to, d + v, (const float *)(const void *)s + v, 1);
+                    else mixpi_vput(to, d + v * out, mixpi_vget(from, s + v * in), 1);
             }
     return i;
 }
@@ -12008,6 +12120,7 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(const mixpi_convert_piece *p, int pages)
     MIXPI_STREAM(MIXP_BF16)
     MIXPI_STREAM(MIXP_F8_E4M3)
     MIXPI_STREAM(MIXP_F8_E5M2)
+    MIXPI_STREAM(MIXP_F8_E8M0)
     _mm_sfence();
     return done;
 }
@@ -12078,7 +12191,9 @@ MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     const mixpi_convert_job *c = (const mixpi_convert_job *)arg;
     mixpi_convert_piece p = mixpi_convert_piece_of(c, index);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    const unsigned usual = 0x1F80u;         /* to nearest, no trap, no flush to zero */
+    /* To nearest, no trap. Vector code flushes subnormals: only the way to e4m3 computes with them,
+     * each becomes 0 there, and the processor would be slow. */
+    const unsigned usual = c->vector ? 0x9FC0u : 0x1F80u;
     unsigned env = _mm_getcsr();
     _mm_setcsr(usual);
     MIXPI_P(convert_piece)(c, &p);

@@ -23,7 +23,7 @@ static int mixpi_is_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 |
 
 /* Is d converted by vector code? */
 static int mixpi_has_vectors(mixp_dtype d) {
-    return mixpi_is_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
+    return mixpi_is_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2 || d == MIXP_F8_E8M0;
 }
 
 static uint64_t mixpi_load_code(const void *p, size_t size) {

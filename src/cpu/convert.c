@@ -58,6 +58,83 @@ MIXPI_LOOP void MIXPI_P(run_bf16)(void *dst, const void *src, int64_t n)
 { MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n); }
 #endif
 
+/* Converts n floats to e4m3 or e5m2 likewise. f16 has the exponents and subnormals of e5m2, and
+ * those of e4m3 times 2^-8. One instruction therefore truncates the floats to f16, and words of 16
+ * bits are rounded. Before the truncation, a sticky bit records the bits below the rounding bit. */
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+typedef uint16_t MIXPI_P(words) __attribute__((__vector_size__(sizeof(mixpi_vbits))));
+
+#if MIXPI_PASS == 2
+MIXPI_V MIXPI_P(words) MIXPI_P(words_of)(mixpi_vbits a, mixpi_vbits b) {
+    enum { how = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC };
+    const __m256i low = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, (__m512)a, how);
+    const __m256i high = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, (__m512)b, how);
+    return (MIXPI_P(words))_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+MIXPI_V MIXPI_P(words) MIXPI_P(words_min)(MIXPI_P(words) a, MIXPI_P(words) b)
+{ return (MIXPI_P(words))_mm512_min_epu16((__m512i)a, (__m512i)b); }
+/* The upper bytes. The permutation restores the order, because packing works within lanes. */
+MIXPI_V mixpi_vbits MIXPI_P(words_high)(MIXPI_P(words) a, MIXPI_P(words) b) {
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    const __m512i c = _mm512_packus_epi16((__m512i)(a >> 8), (__m512i)(b >> 8));
+    return (mixpi_vbits)_mm512_permutexvar_epi64(order, c);
+}
+#else
+MIXPI_V MIXPI_P(words) MIXPI_P(words_of)(mixpi_vbits a, mixpi_vbits b) {
+    const __m128i low = _mm256_cvtps_ph((__m256)a, _MM_FROUND_TO_ZERO);
+    const __m128i high = _mm256_cvtps_ph((__m256)b, _MM_FROUND_TO_ZERO);
+    return (MIXPI_P(words))_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+MIXPI_V MIXPI_P(words) MIXPI_P(words_min)(MIXPI_P(words) a, MIXPI_P(words) b)
+{ return (MIXPI_P(words))_mm256_min_epu16((__m256i)a, (__m256i)b); }
+MIXPI_V mixpi_vbits MIXPI_P(words_high)(MIXPI_P(words) a, MIXPI_P(words) b) {
+    const __m256i c = _mm256_packus_epi16((__m256i)(a >> 8), (__m256i)(b >> 8));
+    return (mixpi_vbits)_mm256_permute4x64_epi64(c, 0xD8);
+}
+#endif
+
+/* The codes of two registers of floats, in the upper bytes of words. */
+MIXPI_V MIXPI_P(words) MIXPI_P(words_codes)(mixp_dtype to, const float *s) {
+    const uint32_t lost = to == MIXP_F8_E4M3 ? 0x3FFFFu : 0x7FFFFu;
+    const MIXPI_P(words) none = { 0 };
+    mixpi_vbits u[2];
+    for (int k = 0; k < 2; k++) {
+        mixpi_vreg x = mixpi_rload(s + k * MIXPI_LANES);
+        if (to == MIXP_F8_E4M3) x *= 0.00390625f;
+        u[k] = mixpi_rbits(x);
+        u[k] |= ((u[k] & lost) + lost) & (lost + 1u);
+    }
+    const MIXPI_P(words) h = MIXPI_P(words_of)(u[0], u[1]);
+    const MIXPI_P(words) a =
+        to == MIXP_F8_E4M3 ? MIXPI_P(words_min)(h + h, none + 0x7F00) : h & 0x7FFF;
+    MIXPI_P(words) add = (a >> 8 & 1) + 0x7F;
+    if (to == MIXP_F8_E5M2)             /* adds 0 to NaN, which keeps its payload */
+        add = MIXPI_P(words_min)(add, 0x7C80 - MIXPI_P(words_min)(a, none + 0x7C80));
+    return (a + add) | (h & 0x8000);
+}
+
+/* Writes the codes of four registers of floats. */
+MIXPI_V void MIXPI_P(put_8)(mixp_dtype to, void *p, const float *s, int stream) {
+    const MIXPI_P(words) low = MIXPI_P(words_codes)(to, s);
+    const MIXPI_P(words) high = MIXPI_P(words_codes)(to, s + 2 * MIXPI_LANES);
+    const mixpi_vreg codes = mixpi_rof(MIXPI_P(words_high)(low, high));
+    if (stream) mixpi_rstream((float *)p, codes);
+    else mixpi_rstore((float *)p, codes);
+}
+
+MIXPI_LOOP void MIXPI_P(run_8)(mixp_dtype to, void *dst, const void *src, int64_t n) {
+    const float *s = (const float *)src;
+    char *d = (char *)dst;
+    int64_t i;
+    for (i = 0; i + 4 * MIXPI_LANES <= n; i += 4 * MIXPI_LANES)
+        MIXPI_P(put_8)(to, d + i, s + i, 0);
+    MIXPI_P(run)(to, MIXP_F32, d + i, s + i, n - i);
+}
+#else
+MIXPI_LOOP void MIXPI_P(run_8)(mixp_dtype to, void *dst, const void *src, int64_t n)
+{ MIXPI_P(run)(to, MIXP_F32, dst, src, n); }
+#endif
+
 /* Converts n floats to a narrow dtype likewise, rounded as r says. `random` holds n numbers. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
                                      const mixp_rounding *r, const uint32_t *random) {
@@ -85,6 +162,7 @@ MIXPI_RARE void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, 
     if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, whole);
     if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, whole);
     if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, whole);
+    if (from == MIXP_F8_E8M0) MIXPI_P(run)(MIXP_F32, MIXP_F8_E8M0, dst, src, whole);
     if (left == 0) return;
     memcpy(rest, (const char *)src + done, left * (size_t)MIXPI_P(size)(from));
     MIXPI_P(widen_run)(from, end, rest, 16);
@@ -102,8 +180,9 @@ MIXPI_RARE void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, i
     }
     if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, whole);
     if (to == MIXP_BF16) MIXPI_P(run_bf16)(dst, src, whole);
-    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, whole);
-    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, whole);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run_8)(MIXP_F8_E4M3, dst, src, whole);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run_8)(MIXP_F8_E5M2, dst, src, whole);
+    if (to == MIXP_F8_E8M0) MIXPI_P(run)(MIXP_F8_E8M0, MIXP_F32, dst, src, whole);
     if (left == 0) return;
     memcpy(rest, (const float *)src + whole, left * sizeof *rest);
     MIXPI_P(narrow_run)(to, end, rest, 16);
@@ -241,6 +320,8 @@ MIXPI_K void MIXPI_P(convert_rounded)(const mixpi_convert_job *c,
 MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst,
                                     const void *src, int64_t n, int pages) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from), line = 64 / out;
+    const int words = to == MIXP_F8_E4M3 || to == MIXP_F8_E5M2;
+    const int many = words ? 4 * MIXPI_LANES : 16;
     const int64_t step = 1024 * (int64_t)pages;
     int64_t i, j, k;
     for (i = 0; i + step <= n; i += step)
@@ -250,8 +331,9 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst,
                 const char *s = (const char *)src + k * in;
                 int v;
                 for (v = 0; v < line * in; v += 64) MIXPI_PREFETCH(s + step * in + v);
-                for (v = 0; v < line; v += 16)
-                    mixpi_vput(to, d + v * out, mixpi_vget(from, s + v * in), 1);
+                for (v = 0; v < line; v += many)
+                    if (words) MIXPI_P(put_8)(to, d + v, (const float *)(const void *)s + v, 1);
+                    else mixpi_vput(to, d + v * out, mixpi_vget(from, s + v * in), 1);
             }
     return i;
 }
@@ -268,6 +350,7 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(const mixpi_convert_piece *p, int pages)
     MIXPI_STREAM(MIXP_BF16)
     MIXPI_STREAM(MIXP_F8_E4M3)
     MIXPI_STREAM(MIXP_F8_E5M2)
+    MIXPI_STREAM(MIXP_F8_E8M0)
     _mm_sfence();
     return done;
 }
@@ -338,7 +421,9 @@ MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     const mixpi_convert_job *c = (const mixpi_convert_job *)arg;
     mixpi_convert_piece p = mixpi_convert_piece_of(c, index);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    const unsigned usual = 0x1F80u;         /* to nearest, no trap, no flush to zero */
+    /* To nearest, no trap. Vector code flushes subnormals: only the way to e4m3 computes with them,
+     * each becomes 0 there, and the processor would be slow. */
+    const unsigned usual = c->vector ? 0x9FC0u : 0x1F80u;
     unsigned env = _mm_getcsr();
     _mm_setcsr(usual);
     MIXPI_P(convert_piece)(c, &p);

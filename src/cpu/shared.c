@@ -227,7 +227,9 @@ static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k)
     c->k = k;
     c->key = mixp_random_key(r->seed, r->step, r->tensor);
     c->plain = !r->saturate && !r->stochastic;
-    c->vector = to == from || (mixpi_has_vectors(to) && mixpi_has_vectors(from));
+    c->vector = mixpi_has_vectors(to) && mixpi_has_vectors(from);
+    if (to == MIXP_F8_E8M0) c->vector &= c->plain;
+    if (to == from) c->vector = 1;
     c->pages = c->vector && c->plain && mixpi_convert_streams(k);
     /* If dst is narrower and in place, a later piece would overwrite values that an earlier piece
      * still reads. */

@@ -43,7 +43,8 @@
 #define mixpi_vget           MIXPI_P(vget)
 #define mixpi_rget           MIXPI_P(rget)
 #define mixpi_rhalf          MIXPI_P(rhalf)
-#define mixpi_rhalf_8        MIXPI_P(rhalf_8)
+#define mixpi_rhalf_of       MIXPI_P(rhalf_of)
+#define mixpi_vhalf_8        MIXPI_P(vhalf_8)
 #define mixpi_rstream        MIXPI_P(rstream)
 #define mixpi_rbits          MIXPI_P(rbits)
 #define mixpi_rof            MIXPI_P(rof)
@@ -94,6 +95,8 @@
 #define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
 #define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
 #define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
+#define mixpi_vcode_e8m0     MIXPI_P(vcode_e8m0)
+#define mixpi_vcode_of_e8m0  MIXPI_P(vcode_of_e8m0)
 #define mixpi_vcode_random   MIXPI_P(vcode_random)
 #define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 #define mixpi_vlanes         MIXPI_P(vlanes)        /* elements of one register           */
@@ -168,7 +171,7 @@ typedef uint32_t mixpi_vbits;
 /* Operations on one register of floats and on its bits. vbits_gt, _max and _min compare as signed
  * numbers. vbits_times converts a whole number and multiplies it by `unit`. vread and vwrite move
  * codes of 16 or 8 bits; vread extends the sign. The forms in _high hold 16 bits in the upper half
- * of each element. rhalf widens f16, and rhalf_8 widens f16 without its low byte, if the set has an
+ * of each element. rhalf widens f16, and rhalf_of register i of 16 f16, if the set has an
  * instruction for it. With stream 1, and in rstream, stores bypass the caches; p is then aligned to
  * a cache line. */
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
@@ -187,6 +190,16 @@ MIXPI_V float mixpi_vmaxof8(__m256 h) {
 MIXPI_V void mixpi_vput_256(void *p, __m256i a, int stream) {
     if (stream) _mm256_stream_si256((__m256i *)p, a);
     else _mm256_storeu_si256((__m256i *)p, a);
+}
+
+/* 16 codes of e5m2 as f16, or of e4m3 as f16 divided by 256. */
+MIXPI_V __m256i mixpi_vhalf_8(mixp_dtype from, const void *p) {
+    const __m256i top = _mm256_set1_epi16(0x3F80), quiet = _mm256_set1_epi16(0x3F80 ^ 0x7E00);
+    __m256i h = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), nan;
+    if (from == MIXP_F8_E5M2) return _mm256_slli_epi16(h, 8);
+    h = _mm256_and_si256(_mm256_slli_epi16(h, 7), _mm256_set1_epi16((short)0xBFFF));
+    nan = _mm256_cmpeq_epi16(_mm256_and_si256(h, top), top);
+    return _mm256_xor_si256(h, _mm256_and_si256(nan, quiet));
 }
 
 /* Call this after stores that bypass the caches. */
@@ -235,10 +248,7 @@ MIXPI_V float       mixpi_rmaxof(mixpi_vreg a) {
 }
 MIXPI_V mixpi_vreg  mixpi_rhalf(const char *p)
 { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
-MIXPI_V mixpi_vreg  mixpi_rhalf_8(const char *p) {
-    __m256i h = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
-    return _mm512_cvtph_ps(_mm256_slli_epi16(h, 8));
-}
+MIXPI_V mixpi_vreg  mixpi_rhalf_of(__m256i h, int i)         { (void)i; return _mm512_cvtph_ps(h); }
 MIXPI_V mixpi_vbits mixpi_vread_high(const char *p) {       /* one instruction, not two */
     const mixpi_vbits to = { 0x0001F, 0x1001F, 0x2001F, 0x3001F, 0x4001F, 0x5001F, 0x6001F,
                              0x7001F, 0x8001F, 0x9001F, 0xA001F, 0xB001F, 0xC001F, 0xD001F,
@@ -302,10 +312,8 @@ MIXPI_V float       mixpi_rsum(mixpi_vreg a)                 { return mixpi_vsum
 MIXPI_V float       mixpi_rmaxof(mixpi_vreg a)               { return mixpi_vmaxof8(a); }
 MIXPI_V mixpi_vreg  mixpi_rhalf(const char *p)
 { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)); }
-MIXPI_V mixpi_vreg  mixpi_rhalf_8(const char *p) {
-    __m128i h = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
-    return _mm256_cvtph_ps(_mm_slli_epi16(h, 8));
-}
+MIXPI_V mixpi_vreg  mixpi_rhalf_of(__m256i h, int i)
+{ return _mm256_cvtph_ps(i ? _mm256_extracti128_si256(h, 1) : _mm256_castsi256_si128(h)); }
 MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
     __m128i h = _mm_loadu_si128((const __m128i *)(const void *)p);
     return (mixpi_vbits)_mm256_cvtepi16_epi32(h);
@@ -493,12 +501,28 @@ MIXPI_V mixpi_vbits mixpi_vcode_bf16(mixpi_vbits u) {
     return mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), u | 0x400000u, r) >> 16;
 }
 
+/* The nearest power of two; a tie is rounded up. The code of a negative number is NaN. */
+MIXPI_V mixpi_vbits mixpi_vcode_e8m0(mixpi_vbits u) {
+    const mixpi_vbits a = u & 0x7FFFFFFFu, zero = mixpi_vbits_all(0), nan = zero + 255u;
+    const mixpi_vbits half =
+        mixpi_vbits_gt(zero + 0x800000u, a, zero + 0x200000u, zero + 0x400000u);
+    const mixpi_vbits code = mixpi_vbits_min((a + half) >> 23, nan);
+    return mixpi_vbits_gt(zero, u, mixpi_vbits_gt(a, zero, nan, zero), code);
+}
+
 MIXPI_V mixpi_vbits mixpi_vcode_nearest(mixp_dtype to, mixpi_vbits u) {
     if (to == MIXP_BF16) return mixpi_vcode_bf16(u);
+    if (to == MIXP_F8_E8M0) return mixpi_vcode_e8m0(u);
     return mixpi_vcode_rounded(to, u, 0, 0, u);
 }
 
-/* Widens codes of f16, bf16, e4m3 or e5m2 to the bits of f32. */
+MIXPI_V mixpi_vbits mixpi_vcode_of_e8m0(mixpi_vbits h) {
+    const mixpi_vbits a = h & 0xFFu, zero = mixpi_vbits_all(0);
+    const mixpi_vbits code = mixpi_vbits_gt(a, zero, a << 23, zero + 0x400000u);
+    return mixpi_vbits_gt(a, zero + 254u, zero + 0x7FC00000u, code);
+}
+
+/* Widens codes of f16, bf16, e4m3, e5m2 or e8m0 to the bits of f32. */
 MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     const mixp_format f = mixp_format_of(from);
     const uint32_t top = (uint32_t)mixpi_max_code(f),
@@ -510,6 +534,7 @@ MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
     mixpi_vreg tiny = mixpi_vbits_times(a, least);      /* exact */
     if (from == MIXP_BF16) return h << 16;
+    if (from == MIXP_F8_E8M0) return mixpi_vcode_of_e8m0(h);
 
     /* Inf and NaN. */
     if (from == MIXP_F8_E4M3) {
@@ -530,12 +555,14 @@ MIXPI_V uint32_t mixpi_vcode_rounded(mixp_dtype to, uint32_t u, int saturate, in
 { return mixpi_round_f32(to, u, saturate, stochastic, random); }
 MIXPI_V uint32_t mixpi_vcode_nearest(mixp_dtype to, uint32_t u) {
     if (to == MIXP_BF16) return mixpi_bf16_of_f32(u);
+    if (to == MIXP_F8_E8M0) return (uint32_t)mixpi_recode(to, MIXP_F32, u, 0, 0, 0);
     return to == MIXP_F16 ? mixpi_f16_of_f32(u) : mixpi_round_f32(to, u, 0, 0, 0);
 }
 /* Widens a sign-extended code to the bits of f32. */
 MIXPI_V uint32_t mixpi_vcode_widen(mixp_dtype from, uint32_t code) {
     if (from == MIXP_F16) return mixpi_f32_of_f16(code & 0xFFFFu);
     if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3(code & 0xFFu);
+    if (from == MIXP_F8_E8M0) return (uint32_t)mixpi_recode(MIXP_F32, from, code & 0xFFu, 0, 0, 0);
     return mixpi_f32_of_f16((code & 0xFFu) << 8);
 }
 #endif
@@ -549,7 +576,8 @@ MIXPI_V mixpi_vreg mixpi_rget(mixp_dtype from, const void *p, int i) {
     if (from == MIXP_BF16) return mixpi_rof(mixpi_vread_16(at) << 16);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     if (from == MIXP_F16) return mixpi_rhalf(at);
-    if (from == MIXP_F8_E5M2) return mixpi_rhalf_8(at);
+    if (from == MIXP_F8_E5M2) return mixpi_rhalf_of(mixpi_vhalf_8(from, p), i);
+    if (from == MIXP_F8_E4M3) return mixpi_rhalf_of(mixpi_vhalf_8(from, p), i) * 256.0f;
 #endif
     return mixpi_rof(mixpi_vcode_widen(from, size == 2 ? mixpi_vread_16(at) : mixpi_vread_8(at)));
 }

@@ -66,7 +66,8 @@ int main(int argc, char **argv) {
     static const mixp_dtype pairs[][2] = {
         { MIXP_F32, MIXP_F16 }, { MIXP_F16, MIXP_F32 }, { MIXP_F32, MIXP_BF16 }, { MIXP_BF16, MIXP_F32 },
         { MIXP_F16, MIXP_BF16 }, { MIXP_F32, MIXP_F8_E4M3 }, { MIXP_F8_E4M3, MIXP_F32 },
-        { MIXP_F32, MIXP_F8_E5M2 }, { MIXP_F8_E5M2, MIXP_F32 }, { MIXP_F64, MIXP_F32 }
+        { MIXP_F32, MIXP_F8_E5M2 }, { MIXP_F8_E5M2, MIXP_F32 }, { MIXP_F64, MIXP_F32 },
+        { MIXP_F32, MIXP_F8_E8M0 }, { MIXP_F8_E8M0, MIXP_F32 }
     };
     int64_t large = (argc > 1 ? atoi(argv[1]) : 64) * (int64_t)1000000, i;
     char *src = (char *)malloc((size_t)large * 8 + 128), *dst = (char *)malloc((size_t)large * 8 + 128);
@@ -82,7 +83,7 @@ int main(int argc, char **argv) {
     memset(dst, 1, (size_t)large * 8 + 128);
     for (isa = MIXP_ISA_COUNT - 1; isa >= 0; isa--) {
         const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
-        for (k = 0; d && k < 10; k++) {
+        for (k = 0; d && k < 12; k++) {
             measure(d, dst, pairs[k][1], src, pairs[k][0], 65536, NULL);
             measure(d, dst, pairs[k][1], src, pairs[k][0], large, NULL);
         }

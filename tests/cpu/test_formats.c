@@ -379,6 +379,35 @@ static void arrays_of_other_formats(void) {
     }
 }
 
+/* Scales from f32, with the neighbours of each tie and of each power of two, and back. */
+static void arrays_of_scales(void) {
+    enum { N = 1 << 14, TIES = 256 * 2 * 6 };
+    static uint32_t src[N], back[256];
+    static uint8_t codes[N], sat[N], all[256];
+    const mixp_device *d;
+    mixp_rounding saturate;
+    uint32_t s = 19;
+    int isa_, i;
+    memset(&saturate, 0, sizeof saturate);
+    saturate.saturate = 1;
+    for (i = 0; i < TIES; i++)
+        src[i] = ((uint32_t)(i / 12) << 23) + ((uint32_t)(i / 6 % 2) << 21) * (i % 2 ? 2u : 3u) +
+                 (uint32_t)(i % 6 / 2) - 1u;
+    for (; i < N; i++) src[i] = pattern(&s);
+    for (i = 0; i < 256; i++) all[i] = (uint8_t)i;
+    EACH_CPU(d) {
+        CHECK_INT(mixp_convert_with(d, codes, MIXP_F8_E8M0, src, MIXP_F32, N, NULL), MIXP_OK);
+        CHECK_INT(mixp_convert_with(d, sat, MIXP_F8_E8M0, src, MIXP_F32, N, &saturate), MIXP_OK);
+        CHECK_INT(mixp_convert_with(d, back, MIXP_F32, all, MIXP_F8_E8M0, 256, NULL), MIXP_OK);
+        for (i = 0; i < N; i++) {
+            CHECK_INT(codes[i], mixp_encode(MIXP_F8_E8M0, ref_f32(src[i]), 0));
+            CHECK_INT(sat[i], mixp_encode(MIXP_F8_E8M0, ref_f32(src[i]), 1));
+        }
+        for (i = 0; i < 255; i++) CHECK(ref_f32(back[i]) == ldexp(1.0, i - 127));
+        CHECK_INT(back[255], 0x7FC00000);
+    }
+}
+
 /* Lengths around the vector width, every misalignment, and not a byte beyond the end. */
 static void odd_lengths_and_alignments(void) {
     static char src[1024], dst[1024];
@@ -942,6 +971,7 @@ int main(void) {
     RUN(agrees_with_the_compiler);
     RUN(arrays_of_every_pair);
     RUN(arrays_of_other_formats);
+    RUN(arrays_of_scales);
     RUN(odd_lengths_and_alignments);
     RUN(one_float_among_others);
     RUN(large_arrays);
