@@ -79,7 +79,7 @@
  *     look      one kernel pass that counts the values of an array near the ends of a dtype's
  *               range: overflowed, flushed, subnormal
  *     walk      one pass of mixp_backward back over the recorded calls
- *     buffer    state that a step writes beside its weights, such as an RNN's state or running
+ *     buffer    state that a step writes besides the weights, such as an RNN's state or running
  *               statistics; a skipped step leaves its bytes. See BUFFERS in section 5
  *     level     0 to 3: what is stored in 16 bits. 0 nothing, 1 what PyTorch's autocast stores, 2
  *               every activation, 3 the parameters as well; see AUTOCAST
@@ -110,7 +110,7 @@
  *                                                fifteenth of the compile time
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_ALL_ISAS         implementation    all instruction sets. Without it, flags that
- *                                                guarantee one (-march=native) leave out lesser
+ *                                                guarantee one (-march=native) leave out older
  *                                                ones
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    POSIX threads without OpenMP, one for each core
@@ -147,7 +147,7 @@
  * those of the file, the load gives a warning.
  *
  * AMX is used on Linux, if the system saves tiles and grants them to the process, and if test
- * products with known results are right. Otherwise the context uses AVX-512, without an error;
+ * products have the known results. Otherwise the context uses AVX-512, without an error;
  * mixp_self_check reports why. mixp_cpu requests the tiles. From then on Linux refuses signal
  * stacks below AT_MINSIGSTKSZ (some 12 KB; see getauxval), and it refuses tiles if a thread has a
  * smaller one already. A signal may arrive in any product, and a child of fork may use tiles. Each
@@ -211,7 +211,7 @@
  * of sums, and attention by AMX keeps 16 bits of a probability. Each set is bit-identical on every
  * machine that has it, at any number of threads. docs/bits.md has the order of each sum.
  *
- * With portable_bits all machines with SIMD have the same bits in every row of the second column.
+ * With portable_bits every row of the second column is bit-identical on all machines with SIMD.
  *
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.
@@ -256,15 +256,14 @@
  *     a tensor is used two steps later or more     usually an error; otherwise its values are those
  *                                                    of a tensor of this step
  *     another number, such as a probability,       mixp_context_warning, if a built-in operator
- *       is given to a loss that takes logits         made it
+ *       is passed to a loss of logits                made it
  *     attention has a mask of 0 and 1              no key is hidden: the mask is added to the
  *                                                    scores; write 0 and -Inf
  *     mixp_zero_grad in each micro-batch           only the last micro-batch counts: grad_norm is
  *                                                    that of one
  *     two threads use one context at a time        errors that name other causes, or a crash: one
  *                                                    thread at a time, or a context for each
- *     two optimizers that both step have one       it moves twice per step
- *       parameter
+ *     two optimizers step the same parameter       it moves twice per step
  *     targets of mixp_bce_with_logits are not      the loss becomes negative, and logits grow
  *       in [0, 1], such as bytes
  *     batch_norm has training 1 in an              the running statistics move, and results depend
@@ -287,7 +286,7 @@
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
  * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD. A derivative by an input
- * or a weight may be part of a loss: see mixp_jvp. So may the norm of a gradient: see penalty.c.
+ * or a weight, or the norm of a gradient, may be part of a loss: see mixp_jvp and penalty.c.
  */
 #if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
 #define MIXPREC_H_INCLUDED
@@ -422,9 +421,9 @@ MIXPREC_API const char *mixp_version(void);
  * safe from any thread. Arrays are converted by kernels: see mixp_convert.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
- * Overflow becomes Inf, or NaN in a format without Inf. The _sat functions give the largest
- * finite value instead, also for Inf. NaN stays NaN: quiet, with its sign, and with the top
- * bits of its payload if the format has room. Widening is exact; bf16 keeps all its bits.
+ * Overflow becomes Inf, or NaN in a format without Inf. The _sat functions return the largest
+ * finite value instead, also for Inf. NaN stays NaN: quiet, with its sign, and with the top bits of
+ * its payload if the format has room. Widening is exact; bf16 keeps all its bits.
  */
 typedef struct mixp_f16  { uint16_t bits; } mixp_f16;    /* IEEE binary16: 1 + 5 + 10      */
 typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8 + 7       */
@@ -493,7 +492,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* --- bits ------------------------------------------------------------------------------ */
 
-/* Under fast-math, prevents clang from concluding that the source of these bits is no NaN. */
+/* Under fast-math, prevents clang from concluding that the source of these bits is not NaN. */
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
 #  define MIXPI_HIDE(u) __asm__("" : "+r"(u))
 #else
@@ -981,7 +980,7 @@ typedef enum mixp_moment_kind {
  */
 
 /* How the master weight of a bf16 parameter is stored; each comment begins with the bytes per
- * element beside the bf16 weight. */
+ * element in addition to the bf16 weight. */
 typedef enum mixp_master_kind {
     MIXP_MASTER_F32,            /* 4: a separate f32 copy                                  */
     MIXP_MASTER_16BIT,          /* 2: the lower 16 bits of the f32; weight and master
@@ -1040,7 +1039,7 @@ typedef struct mixp_scaler_state {
                                    update                                                  */
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* totals                                                  */
-    float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+    float   past[MIXP_PAST_SCALES]; /* the scales before this one, latest first            */
     int32_t loss_bad;           /* 1: a loss since the last update was Inf or NaN */
     int32_t skipped;            /* 1: the last update followed a skip */
     float   largest;            /* largest unscaled |gradient| since the last prediction   */
@@ -1092,13 +1091,13 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
 MIXPREC_HD double mixpi_power_of_2_below(double x)
 { return mixp_f64_of_bits(mixp_bits_of_f64(x) & 0x7FF0000000000000u); }
 
-/* The target: the largest gradient times the scale shall not exceed this value. */
+/* The target: the largest gradient times the scale must not exceed this value. */
 MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return MIXPI_LIBM(ldexp)((double)r->low_largest, -r->margin); }
 
 /* Sets the scale to a power of two from the peak. Returns 1 if a limit kept the scale from its
  * target. Each call lowers the peak by a sixteenth of a binade, so the scale leaves room for
- * gradients that are large only now and then. The peak is clamped to 2^12 times the largest
+ * gradients that are large only occasionally. The peak is clamped to 2^12 times the largest
  * gradient since the last prediction. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
@@ -1279,7 +1278,7 @@ typedef struct mixp_step_plan {
     uint64_t      seed;         /* seed of the random numbers that round states            */
     /* 53-bit hashes that all ranks must agree on. */
     uint64_t      graded;       /* hash of which parameters have gradients                 */
-    uint64_t      settings;     /* hash of all settings, where there are several ranks     */
+    uint64_t      settings;     /* hash of all settings, if there are several ranks        */
     uint64_t      weights;      /* hash of a part of the weights; 0: not compared          */
     uint64_t      guard;        /* hash of the guard's settings and looks; 0: no guard       */
     mixp_spike_rule spike;      /* with every default resolved                             */
@@ -1316,7 +1315,7 @@ typedef struct mixp_agreement {
     int32_t word;               /* the MIXP_AGREE_... value that differs                   */
     double  here, there;        /* that value on rank 0, and on the rank that differs      */
     int32_t ranks;              /* how many ranks took part; 0: no agreement was made      */
-    float   loss;               /* mean over the ranks, where loss spikes are detected     */
+    float   loss;               /* mean over the ranks, if loss spikes are detected        */
     int32_t part_rank;          /* scattered sums: the rank with the first Inf or NaN, plus
                                    1; stats.bad_element counts from that rank's piece on */
     int32_t buffer_rank;        /* the lowest rank with a bad buffer, plus 1; 0 = none     */
@@ -1335,7 +1334,7 @@ typedef struct mixp_step_state {
     int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
     double  lr, factor;         /* lr of group 0; the update's factor of gradients         */
     int64_t steps, applied, skipped;
-    mixp_agreement agreed;      /* what all ranks found, where there are several           */
+    mixp_agreement agreed;      /* what all ranks found, if there are several              */
     mixp_spike_state spike;
     uint64_t buffer_found;      /* found on this rank since the last decision: see bad_buffer */
     uint64_t bad_buffer;        /* the first element of a buffer that became Inf or NaN in the
@@ -1463,7 +1462,7 @@ MIXPREC_HD double mixpi_power(double x, int64_t n) {
     return product;
 }
 
-/* From 1 at `done` 0 to 0 at `done` 1. */
+/* Half a cosine: 1 at `done` 0, 0 at `done` 1. */
 MIXPREC_HD double mixpi_half_cosine(double done) { return 0.5 * (1.0 + mixpi_cospi(done)); }
 
 /* x^p for x in [0, 1] and p >= 0. The bits of a whole power are the same on every device. */
@@ -1542,7 +1541,7 @@ MIXPREC_HD double mixpi_schedule_power(const mixp_schedule *s, int64_t t) {
     return factor > s->min_factor ? factor : s->min_factor;
 }
 
-/* Between lr, at height 1, and min_factor * lr. */
+/* The rate at a height: lr at 1, min_factor * lr at 0. */
 MIXPREC_HD double mixpi_schedule_at(const mixp_schedule *s, double lr, double height)
 { return lr * mixpi_fma(height, 1.0 - s->min_factor, s->min_factor); }
 
@@ -1553,7 +1552,7 @@ MIXPREC_HD double mixpi_warm_up(const mixp_schedule *s, double lr, int64_t appli
     return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
 }
 
-/* The rate of LINEAR, COSINE, POLYNOMIAL and WSD behind the warm-up. */
+/* The rate of LINEAR, COSINE, POLYNOMIAL and WSD after the warm-up. */
 MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t applied) {
     const int64_t begin = s->kind == MIXP_SCHEDULE_WSD ? s->total - s->decay : s->warmup;
@@ -1767,7 +1766,7 @@ MIXPREC_HD double mixpi_clip_coefficient(double norm, double max_norm) {
     return c < 1.0 ? c : 1.0;
 }
 
-/* Chooses the statistics that count: those of this look, or those that unscale found earlier. */
+/* Chooses the statistics to use: those of this look, or those that unscale found earlier. */
 MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) {
     if (!plan->gathered) {
         memset(&s->stats, 0, sizeof s->stats);
@@ -1897,8 +1896,8 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_enter(plan, s, values);
 }
 
-/* Takes what was found in the buffers, here or on any rank. Returns 1 if that skips the step. No
- * scale cures it: to a guard it is an overflow in the forward pass. */
+/* Records an Inf or NaN in the buffers, of any rank. Returns 1 if that skips the step. No scale
+ * prevents it: a guard treats it as an overflow in the forward pass. */
 MIXPREC_HD int mixpi_step_buffers(const mixp_step_plan *plan, mixp_step_state *s,
                                   mixp_scaler_state *scaler) {
     s->bad_buffer = s->agreed.ranks ? s->agreed.buffer : s->buffer_found;
@@ -2284,7 +2283,7 @@ MIXPREC_HD void mixpi_muon_element(const mixp_step_scalars *u, float shape,
  */
 MIXPREC_HD uint64_t mixpi_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
 { return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
-/* The key of the 2^32 elements around `element`. */
+/* The key of the block of 2^32 elements with `element`. */
 MIXPREC_HD uint64_t mixpi_state_key_of(uint64_t key, uint64_t element)
 { return key + (element >> 32) * 0x9E3779B97F4A7C15u; }
 /* The word of one element. Every element of every step needs a word, and 64-bit vector products
@@ -2603,9 +2602,9 @@ typedef enum mixp_isa {
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
- * like -march=native leave lesser sets out), when the system refuses it, or when it computes a
- * small test product wrong. The device's name says which set is in use. Wherever this file promises
- * the same bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
+ * like -march=native leave out older sets), when the system refuses it, or when it computes a small
+ * test product wrong. The device's name says which set is in use. Wherever this file promises the
+ * same bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 #endif
 
@@ -2643,8 +2642,8 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 
 /* The GPU `ordinal` (0 = the first), for mixp_context_desc. Link with mixprec_cuda.cu. Returns NULL
  * when the GPU cannot be used. *why (unless why is NULL) is a constant string: the reason for NULL;
- * "slow: ..." and the cure, where the GPU is usable and this build leaves out its fast code (sm_90a
- * on capability 9.0); otherwise "". */
+ * "slow: ..." and the cure, if the GPU is usable and this build leaves out its fast code (sm_90a on
+ * capability 9.0); otherwise "". */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 
 /* --- for authors of devices and operators: users continue at section 5 ------------------- *
@@ -2654,10 +2653,10 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * accelerator) is one more table.
  *
  * Every table follows these rules. Arrays are row-major and dense unless strides are given.
- * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels widen as they
- * load, compute in f32, and round once as they store. `accumulate` 1 adds to the output; 0
- * overwrites the output, which may be uninitialised or hold NaN. An output may alias an input
- * only where the comment says so. Results are bit-identical at any number of threads.
+ * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels convert to f32 on
+ * load, compute in f32, and round once on store. `accumulate` 1 adds to the output; 0 overwrites
+ * the output, which may be uninitialised or hold NaN. An output may alias an input only where the
+ * comment says so. Results are bit-identical at any number of threads.
  */
 /* An input array and an output array. Each kernel gets one struct made of them; the comment of
  * that struct is the kernel's contract. data may be NULL (the array is absent) where the struct's
@@ -2670,8 +2669,8 @@ MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
 MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
 { mixp_out a = { data, dtype, accumulate }; return a; }
 
-/* Element i of an array of any dtype as f32, rounded to nearest even where f32 cannot hold it. For
- * your own operators, on the host and in kernels (examples/own_operator.c). */
+/* Element i of an array of any dtype as f32, rounded to nearest even if f32 cannot represent it.
+ * For your own operators, on the host and in kernels (examples/own_operator.c). */
 MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
     switch (a.dtype) {
     case MIXP_F32:  return ((const float *)a.data)[i];
@@ -2800,7 +2799,7 @@ typedef enum mixp_loss_kind {
 #define MIXPI_GELU_SLOPE    0.214064449f
 #define MIXPI_GELU_BOUND    20.0f       /* of the tanh form of gelu                        */
 #define MIXPI_ERF_BOUND     14.5f       /* of the erf form of gelu                         */
-#define MIXPI_SILU_BOUND    200.0f      /* e^-200 is 0 already                             */
+#define MIXPI_SILU_BOUND    200.0f      /* e^-200 rounds to 0                              */
 #define MIXPI_DENSITY       0.398942280f    /* of the normal distribution at 0: 1/sqrt(2pi)*/
 #define MIXPI_ERF_SLOPE     1.12837917f     /* of erf at 0: 2/sqrt(pi)                     */
 #define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are clamped to this       */
@@ -2867,11 +2866,11 @@ typedef struct mixp_norm_backward_args {
  * is written. An asynchronous device cannot check an index before its call returns: it writes NaN
  * to the result of that index, reports the error in the next call that waits or peeks (at the
  * latest with the verdict of the next step), and applies no step until then. */
-/* Bags: y[bag] is the sum, the mean or the maximum of the rows that the ids of the bag name, summed
- * in f32 in the order of the ids, and rounded once; an empty bag is 0. Bag i has the ids from
- * offsets[i] to offsets[i + 1], the last bag those to `rows`; without offsets each bag has `width`
- * ids. Offsets begin with 0, do not fall and do not exceed `rows`; others are treated as ids out of
- * range are. */
+/* Bags: y[bag] is the sum, the mean or the maximum of the rows that the ids of the bag select,
+ * summed in f32 in the order of the ids, and rounded once; an empty bag is 0. Bag i has the ids
+ * from offsets[i] to offsets[i + 1], the last bag those to `rows`; without offsets each bag has
+ * `width` ids. Offsets begin with 0, do not decrease and do not exceed `rows`; others are errors
+ * like ids out of range. */
 typedef enum mixp_bag_mode { MIXP_BAG_SUM, MIXP_BAG_MEAN, MIXP_BAG_MAX } mixp_bag_mode;
 typedef struct mixp_bags {
     int64_t        count;       /* 0: each id is a separate row, and no other field is read   */
@@ -3189,10 +3188,10 @@ typedef struct mixp_hadamard_args {
 /* Turns quantised values y[rows, cols] into codes of their elements, or codes into values. The
  * values of codes are those that were turned into codes, bit for bit; a NaN or Inf becomes some NaN
  * (e2m1: by the NaN of its block's scale). e4m3:
- * one byte an element. e2m1: element i lies in byte i / 2, first in the lower 4 bits. cols is a
+ * one byte per element. e2m1: element i lies in byte i / 2, first in the lower 4 bits. cols is a
  * multiple of 16. The kernel's results are the same on every instruction set and at any number of
- * threads. MIXP_ERR_ARGUMENT: an array is missing, another element or scale, or e2m1 without
- * E4M3. MIXP_ERR_SHAPE: sizes that do not fit. */
+ * threads. MIXP_ERR_ARGUMENT: an array is missing, another element or scale, or e2m1 without E4M3.
+ * MIXP_ERR_SHAPE: sizes that do not fit. */
 typedef struct mixp_recode_args {
     int64_t          rows, cols;
     mixp_bf16       *y;
@@ -3338,7 +3337,7 @@ MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
 MIXPREC_HD float mixpi_e4m3_bound(const mixp_quantise_args *k)
 { return 6.0f * (k->choice && !k->bound_448 ? 256.0f : 448.0f); }
 
-/* The scale of a whole array with this amax; 1 where only blocks have scales. */
+/* The scale of a whole array with this amax; 1 if only blocks have scales. */
 MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
     float s;
     if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(mixpi_e4m3_bound(k), amax);
@@ -3353,7 +3352,7 @@ MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax
 MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
 { return kind == MIXP_SCALE_TENSOR || kind == MIXP_SCALE_E4M3; }
 
-/* Gives the amax of x to the caller of `quantise`. */
+/* Returns the amax of x to the caller of `quantise`. */
 MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
     const float found = mixp_f32_of_bits(amax);
     if (k->scale != MIXP_SCALE_TENSOR || !k->amax) return;
@@ -3431,7 +3430,7 @@ MIXPREC_HD mixpi_scales mixpi_scales_of(const mixp_quantise_args *k, const mixpi
     }
 }
 
-/* --- what kernels are given --------------------------------------------------------------- */
+/* --- arguments of kernels ----------------------------------------------------------------- */
 
 /* dst = src, n elements of any dtype to any dtype. Integers convert exactly or saturate. dst may
  * be src when dst's elements are not wider. dst cannot accumulate: MIXP_ERR_ARGUMENT. */
@@ -3559,8 +3558,8 @@ typedef struct mixp_dropout_args {
 } mixp_dropout_args;
 
 /* y (+)= a * factor[0], the product in f32, n elements. factor: device memory. y may be a, except
- * with bad. real. bad, unless NULL, becomes 1 when an element of a is Inf or NaN; otherwise *bad
- * stays as it was. */
+ * with bad. real. bad, unless NULL, becomes 1 when an element of a is Inf or NaN; otherwise *bad is
+ * unchanged. */
 typedef struct mixp_scale_by_args {
     int64_t      n;
     const float *factor;
@@ -3689,7 +3688,7 @@ typedef struct mixp_advance_args {
     const mixp_look        *narrow; /* device memory: the look at its f16 and bf16 gradients */
 } mixp_advance_args;
 
-/* Puts back what a skipped step wrote: if any flag is not 0, copies each part's bytes from `from`
+/* Undoes the writes of a skipped step: if any flag is not 0, copies each part's bytes from `from`
  * to `to`. The parts do not overlap. flags: device memory. */
 #define MIXP_RESTORE_FLAGS 4
 #define MIXP_RESTORE_PARTS 16
@@ -3800,10 +3799,10 @@ MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rul
 }
 
 /* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
- * loss or buffer. So up to `forgives` skips in a row with one leave the scale as it is; the
- * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
- * finds nothing to fix must not keep a run from ending. Where a guard is on and has seen the
- * gradients (narrow), two skips find the scale to which many backoffs lead. */
+ * loss or buffer. So up to `forgives` skips in a row with one leave the scale unchanged; the count
+ * restarts each time `falls` has changed. Every other skip lowers the scale: a guard that finds
+ * nothing to fix must not keep a run from ending. Where a guard is on and has seen the gradients
+ * (narrow), two skips find the scale to which many backoffs lead. */
 MIXPREC_HD void mixpi_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
                                             int32_t forgives, int32_t falls,
                                             const mixp_look *narrow) {
@@ -4277,8 +4276,8 @@ typedef struct mixp_context_desc {
                                                        NULL = use the allocator            */
     size_t    memory_bytes;
     int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags; 0 = those
-                                                       that were measured to pay on this
-                                                       kind of GPU (9.0: GELU_BF16)         */
+                                                       measured to be faster on this kind of GPU
+                                                       (9.0: GELU_BF16)                     */
     const char *gemm_choices;                       /* GPU: a text from mixp_context_gemm_choices,
                                                        or NULL; copied                     */
     int       gemm_measure;                         /* GPU: 1: time the library's algorithms once
@@ -4307,13 +4306,13 @@ typedef struct mixp_context_desc {
  * mixprec asks cuBLASLt once for each shape. A product that cuBLASLt refuses stays a bf16 product;
  * one warning names the first, and mixp_context_gemm_count counts both kinds. The operands have the
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
- * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
- * bf16 keeps, becomes NaN. Codes and scales need scratch memory: about 1 byte for each element of
- * both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the codes took
- * longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16. Since that
- * measurement the GPU's own conversion makes the codes, with a sixth of the instructions; the new
- * code has not been measured. Keep narrow_products off until you have measured narrow_products on
- * your GPU. The CPU ignores narrow_products. */
+ * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf in MXFP8 becomes
+ * NaN; bf16 products preserve the Inf. Codes and scales need scratch memory: about 1 byte for each
+ * element of both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the
+ * codes took longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16.
+ * Since that measurement the GPU's own conversion makes the codes, with a sixth of the
+ * instructions; the new code has not been measured. Keep narrow_products off until you have
+ * measured narrow_products on your GPU. The CPU ignores narrow_products. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
  * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.8 %
@@ -4362,12 +4361,12 @@ enum {
  * context is in the block, including buffers of checkpoints. mixprec then never calls malloc;
  * libc and OpenMP's threads may (compile without -fopenmp, or set threads 1). To find the size, run
  * once with a large block and read mixp_context_memory(ctx).block. If the block is too small, a
- * call fails with MIXP_ERR_MEMORY, or there is no context. The block is yours again after
+ * call fails with MIXP_ERR_MEMORY, or there is no context. You may reuse the block after
  * mixp_context_free.
  *
  * device_allocator supplies GPU memory, aligned to 256 bytes. It is called with that GPU current.
- * When it gets memory back, no queued work uses this memory any more. Pinned memory always comes
- * from cudaMallocHost. */
+ * It gets memory back only after all queued work that uses it. Pinned memory always comes from
+ * cudaMallocHost. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 
 /* Frees the context and everything made from it. NULL is allowed. */
@@ -4406,7 +4405,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
- *   weight's scale was left aside.
+ *   weight's scale was ignored.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
  * - A parameter whose master has 16 or 8 bits is written before each of four steps in a row: the
  *   master loses all digits that the weight lacks.
@@ -4465,8 +4464,8 @@ MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph);
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* Device memory of a context, in bytes. used: in use now. peak: most ever in use. allocations:
- * number made since the context was made. allocated: bytes that the device really gave, including
- * kernels' scratch memory and gaps between buffers: a GPU needs at least so much free memory. */
+ * number made since the context was made. allocated: bytes obtained from the device, including
+ * kernels' scratch memory and gaps between buffers: a GPU needs at least this much free memory. */
 typedef struct mixp_memory {
     size_t  used, peak;
     int64_t allocations;
@@ -4540,7 +4539,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 #endif
     ;
 
-/* BUFFERS. A buffer is a tensor that a step writes beside its weights: the state that a recurrent
+/* BUFFERS. A buffer is a tensor that a step writes besides the weights: the state that a recurrent
  * net carries from step to step, running statistics, a codebook, a queue, a teacher. (The word is
  * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights hold it
  * under its name. A guard names sites as if the buffer were a batch. It reports a buffer that is
@@ -4572,26 +4571,26 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  *     } while (mixp_retry(scaler, 3));
  *
  * INF AND NAN. A step that makes an element of a buffer Inf or NaN has overflowed, even if its loss
- * and its gradients are finite, as where only tanh reads the state. The device skips the step and
- * restores the buffers. The verdict has MIXP_SKIP_BUFFER, the buffer's name and the element. To a
- * guard this is an overflow in the forward pass: it leaves the loss scale, and the site that
+ * and its gradients are finite, for example if only tanh reads the state. The device skips the step
+ * and restores the buffers. The verdict has MIXP_SKIP_BUFFER, the buffer's name and the element. A
+ * guard treats this as an overflow in the forward pass: the loss scale stays, and the site that
  * overflowed falls back to f32. Without a guard the skip lowers the scale, as a loss of Inf does.
- * Without a scaler, or with a disabled one, the step is applied, with a warning and the same
- * fields in the verdict. mixp_retry_loss repeats an evaluation that does this.
+ * Without a scaler, or with a disabled one, the step is applied, with a warning and the same fields
+ * in the verdict. mixp_retry_loss repeats an evaluation that does this.
  *
  * An element that was Inf or NaN before the window may stay so or change to the other: a mask, or a
- * running maximum that begins at -Inf. Your program means what it writes with mixp_write, mixp_fill
- * or mixp_init_...: these writes are not checked, unless mixp_copy, mixp_ranks_sum, mixp_ranks_max
- * or your own code writes the buffer in the same window. Integers are not checked, nor are writes
- * after mixp_scaler_step. A table that a step computes with new Inf, such as a mask, is no buffer:
- * use an activation, or a frozen parameter.
+ * running maximum that begins at -Inf. Writes by mixp_write, mixp_fill or mixp_init_... are
+ * intended and not checked, unless mixp_copy, mixp_ranks_sum, mixp_ranks_max or your own code
+ * writes the buffer in the same window. Integers are not checked, nor are writes after
+ * mixp_scaler_step. A table that a step computes with new Inf, such as a mask, is no buffer: use an
+ * activation, or a frozen parameter.
  *
  * THE WINDOW. A window begins with mixp_step_begin. It ends with the update: mixp_scaler_update, or
  * mixp_optimizer_step without a scaler. Several steps before one update (micro-batches) are one
- * window. The first write in a window keeps the old bytes, in memory that the buffer takes then and
+ * window. A window's first write keeps the old bytes, in memory that the buffer then allocates and
  * keeps. The update restores the buffers, on the device and without a wait of the host, if it has
  * skipped any optimizer's step, or if its scaler has found Inf or NaN: where mixp_scaler_verdict
- * says MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a separate window.
+ * reports MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a separate window.
  *
  * A write after the update stays: a teacher that follows the weights, for example. Two scalers may
  * update in one step: if either skips, a buffer gets the bytes from before the step, or, if the
@@ -4607,7 +4606,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
- * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
+ * steps, before mixp_scaler_step: each step compares this. If ranks differ, the step is skipped
  * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs: the weights are untouched.
  * If a buffer of any rank becomes Inf or NaN, all ranks skip, and their verdicts name that rank. A
  * write outside a window or after the update (a teacher) is not sent: all ranks must write the same
@@ -4704,10 +4703,10 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
                                   int64_t count);
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
                                    int64_t count);
-/* The same calls for memory whose type says its dtype: mixp_view_f32(ctx, name, rank, shape, data),
+/* The same calls with typed pointers: mixp_view_f32(ctx, name, rank, shape, data),
  * mixp_input_i32(ctx, rank, shape, host_data), mixp_input_view_bf16, mixp_read_f64(t, host, count),
- * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a compiler of
- * C warns of a pointer to another type (gcc 14: an error), and a compiler of C++ refuses it. */
+ * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a C compiler
+ * warns of a pointer to another type (gcc 14: an error), and a C++ compiler refuses it. */
 #define MIXPI_TYPED(type, element, dtype) \
     MIXPI_HOST mixp_tensor *mixp_view_##type(mixp_context *ctx, const char *name, int rank, \
         const int64_t *shape, element *data) \
@@ -4813,8 +4812,8 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
  * not fit stays bf16; one warning names the first such linear. mixp_autocast_set_recipes sets a
  * recipe for each weight by its name, as models do that have some layers in fp4 and others in fp8.
  * To see how many linears were quantised, call mixp_autocast_recipe_counts. With a guard, an
- * operand that the format cannot hold (outlier channels) falls back to bf16, with an event; see
- * FALLBACK below. Without a guard nothing is measured.
+ * operand that the format cannot represent (outlier channels) falls back to bf16, with an event;
+ * see FALLBACK below. Without a guard nothing is measured.
  *
  *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
  *     mean relative error  e4m3      0.023            0.94
@@ -4919,8 +4918,8 @@ typedef struct mixp_recipe {
  * mixp_linear frees x, whose elements have 2 bytes, or 6 if autocast has cast x from f32. Backward
  * turns the codes into bf16 values, for one linear at a time. Gradients are bit-identical to those
  * without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
- * backward. FP8_DELAYED with an update between forward and backward, as where two optimizers take
- * turns: codes keep forward's scale of x; without codes backward quantises x by the scale after
+ * backward. FP8_DELAYED with an update between forward and backward, as when two optimizers
+ * alternate: codes keep forward's scale of x; without codes backward quantises x by the scale after
  * the update.
  *
  * The program declares that it does not read x again: call mixp_tensor_set_disposable(x, 1) before
@@ -4995,18 +4994,18 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
                                       mixp_bf16 *y);
 
 /* The blocks of an operand in a sample of a guard, all its quantisations together, also those by
- * which the guard recomputes a site: see mixp_site_info. Where an array has one scale (FP8_CURRENT,
+ * which the guard recomputes a site: see mixp_site_info. If an array has one scale (FP8_CURRENT,
  * FP8_DELAYED), a row counts as a block. A block without a value other than 0, or with an Inf or
  * NaN, does not count. */
 typedef struct mixp_block_look {
     int64_t blocks;             /* blocks that count; 0: not measured                      */
     int64_t clipped;            /* blocks with a value beyond the range of their scale     */
-    int64_t flushed;            /* blocks whose values all became 0                        */
+    int64_t flushed;            /* blocks whose values all rounded to 0                    */
     int     least, largest;     /* exponents e of the smallest and the largest scale above 0. A
                                    value is its element times the scale; 2^e <= scale < 2^(e+1) */
 } mixp_block_look;
 
-/* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
+/* Counts of mixp_linear under recipes since mixp_autocast_reset_counts. */
 typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
     int64_t fallen;             /* products that are bf16 because an operand fell back     */
@@ -5042,9 +5041,9 @@ typedef enum mixp_op_class {
     MIXP_CLASS_COUNT
 } mixp_op_class;
 
-/* Autocast settings. Set every field, or begin with zeros. The level says which results are stored
- * in the region's dtype. Scalars (rank 0) are always f32. All arithmetic inside norms, softmax,
- * losses and accumulations is f32 at every level.
+/* Autocast settings. Set every field, or begin with zeros. The level selects which results are
+ * stored in the region's dtype. Scalars (rank 0) are always f32. All arithmetic inside norms,
+ * softmax, losses and accumulations is f32 at every level.
  *
  *     0  autocast off: every operator runs as given
  *     1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
@@ -5082,10 +5081,9 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
  * out of the recipe). Otherwise it multiplies in bf16.
- * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators,
- * unless rules leave both its linears in bf16.
- * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
- * also after a resume. */
+ * mixp_autocast_recipe_counts counts both cases. mixp_mlp runs as three operators, unless rules
+ * leave both its linears in bf16. Random numbers are keyed by the context's seed, the step and the
+ * call: runs repeat bit for bit, also after a resume. */
 MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe);
 
 /* One rule of mixp_autocast_set_recipes. */
@@ -5172,7 +5170,7 @@ MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* a
  *
  * On an error they return -1 and open nothing; the context has the error. MIXP_ERR_ARGUMENT:
  * another dtype or level, a name that is NULL or empty, or more than 64 nested regions and scopes.
- * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
+ * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 cannot represent the
  * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, or a field out of range. MIXP_ERR_DEVICE: the
  * context's device has no kernel for recipes. */
 MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
@@ -5267,8 +5265,8 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* As mixp_step_begin, for a step that evaluates or samples, in training too. Does not count the
  * step: later steps draw the same random numbers with and without the evaluation, so a resumed run
- * is bit-identical to an uninterrupted run, whenever each of them was evaluated. Dropout that is on
- * in such a step draws the numbers of the step before. mixp_backward refuses to walk in such a step
+ * is bit-identical to an uninterrupted run, whenever each was evaluated. Dropout that is on in such
+ * a step draws the numbers of the step before. mixp_backward refuses to walk in such a step
  * (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks as in other
  * steps. Works with mixp_retry_loss. Errors are those of mixp_step_begin. */
 MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
@@ -5290,7 +5288,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * x has several columns, NULL means the sum of all partial derivatives; for one of them pass a
  * tangent with 1 in its column and 0 elsewhere. y was made from x in this step. If x is an input,
  * call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x. The result is 0 if y
- * does not depend on x, as where y is a derivative that is constant. Results under MIXP_NO_GRAD and
+ * does not depend on x, for example if y is a constant derivative. Results under MIXP_NO_GRAD and
  * of mixp_detach count as constants.
  *
  * Recorded operators make the result, in the region of autocast that is open now. So mixp_backward
@@ -5401,7 +5399,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs);
 
-/* The functions below belong into an operator's functions: c, their call, must not be NULL.
+/* Call the functions below only in an operator's functions. c, the call, must not be NULL.
  *
  * For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
  * change it: forward reads the final dtype in c->out->dtype. On an error infer must return it. */
@@ -5443,7 +5441,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  * or if an input is NULL. Inputs are not changed. The errors of all operators: MIXP_ERR_SHAPE or
  * MIXP_ERR_DTYPE, the inputs do not fit; MIXP_ERR_ARGUMENT, a number is out of range;
  * MIXP_ERR_ORDER, an input is from an earlier step; MIXP_ERR_MEMORY. The message names the operator
- * and the input. The table SAME BITS of the manual says which results repeat bit for bit.
+ * and the input. The table SAME BITS of the manual lists which results are bit-identical.
  *
  * All inputs must belong to this context. In shapes, x[..., k] means any leading dimensions.
  * Floating-point inputs may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA.
@@ -5674,8 +5672,8 @@ MIXPREC_API mixp_tensor *mixp_log1p(mixp_context *ctx, mixp_tensor *x);
 /* F32. square: x x. reciprocal: 1 / x. */
 MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
-/* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
- * or not finite. */
+/* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not
+ * positive, or not finite. */
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
 /* F32. log2, log10, acos, asin, tan, sinh and cosh are, on a CPU, the C library's f32 functions.
  * erfinv: y with erf(y) = x, to 1 unit in the last place; +-Inf at x = +-1, NaN where |x| > 1. */
@@ -5699,12 +5697,12 @@ MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_te
  * of x; otherwise MIXP_ERR_SHAPE. */
 MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w);
 /* LOW. The sum of products that an equation of letters describes, as "bhqd,bhkd->bhqk": one letter
- * for each dimension, at most 8 an operand. A letter that the result lacks is summed. Without "->"
+ * for each dimension, at most 8 per operand. A letter that the result lacks is summed. Without "->"
  * the result has the letters that occur once, in alphabetical order. The function permutes and
  * reshapes both operands, and runs one mixp_matmul. A letter that only one operand has, and the
  * result lacks, is summed before, by mixp_sum. MIXP_ERR_ARGUMENT: the equation does not have two
- * operands, has a letter twice in one of them, or a letter of the result in none.
- * MIXP_ERR_SHAPE: the letters do not fit the shapes. */
+ * operands, has a letter twice in one of them, or a letter of the result in none. MIXP_ERR_SHAPE:
+ * the letters do not fit the shapes. */
 MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
                                      mixp_tensor *b);
 
@@ -5727,13 +5725,13 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
- * (PyTorch's default: 1). For one value with correction 1 it is NaN. An offset that all values
- * share costs no digits. Several operators run, in f32, and the result is rounded once. */
+ * (PyTorch's default: 1). For one value with correction 1 it is NaN. A common offset of all values
+ * costs no precision. Several operators run, in f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 /* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
  * gradients are 0, as in PyTorch. Their squares are f32: the results of values beyond 1e19 are Inf,
- * those of values below 1e-22 lose digits, and of values below 1e-23 they are 0. */
+ * those of values below 1e-22 lose precision, and of values below 1e-23 they are 0. */
 MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
@@ -5790,15 +5788,15 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
 MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
                                                mixp_tensor *ids, int64_t padding);
 /* KEEP. y[bags, c]: the sum, the mean or the maximum of the rows of table[vocab, c] that the ids of
- * each bag name, as PyTorch's nn.EmbeddingBag: sparse inputs, without the memory of a row for each
- * id. ids (i32) is [bags, width]; or [n] with offsets[bags] (i32), the first id of each bag. Sums
- * are f32 in the order of the ids, rounded once. An empty bag is 0.
+ * each bag select, as PyTorch's nn.EmbeddingBag: sparse inputs, without the memory of a row for
+ * each id. ids (i32) is [bags, width]; or [n] with offsets[bags] (i32), the first id of each bag.
+ * Sums are f32 in the order of the ids, rounded once. An empty bag is 0.
  *
  * weights: NULL, or a factor for each id, with the shape of ids; only of a sum. padding: an id that
  * does not count, also not in a mean, and whose row gets no gradient; negative counts from the end.
  * Of equal maxima the first gets the gradient.
  *
- * Errors as in mixp_embedding_padded. MIXP_ERR_ARGUMENT: offsets do not begin with 0, fall, or
+ * Errors as in mixp_embedding_padded. MIXP_ERR_ARGUMENT: offsets do not begin with 0, decrease, or
  * exceed n (a GPU reports them later, like an id of mixp_embedding); a wrong mode. */
 #define MIXP_NO_PADDING INT64_MIN
 MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *table,
@@ -5881,8 +5879,8 @@ typedef struct mixp_rope_desc {
 } mixp_rope_desc;
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
                                    const mixp_rope_desc *desc);
-/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. The elements are drawn as
- * mixp_uniform's numbers: the same are dropped at every level and in every dtype of autocast. */
+/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. Random numbers are those of
+ * mixp_uniform: the same elements are dropped at every level and in every dtype of autocast. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
 
@@ -5956,7 +5954,7 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
                                   int32_t ignore);
 /* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
  * of d + 1e-6 over the last dimension (PyTorch's default margin: 1). Three tensors of one shape.
- * Several operators run, in f32. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not above 0. */
+ * Several operators run, in f32. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not positive. */
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
                                              mixp_tensor *positive, mixp_tensor *negative,
                                              float margin);
@@ -6358,13 +6356,13 @@ MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void);
 /* Muon, as torch.optim.Muon: momentum, made orthogonal by a Newton-Schulz iteration of products on
  * the device. lr 1e-3, momentum 0.95, nesterov 1, weight_decay 0.1, eps 1e-7.
  *
- * Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE otherwise). Give
- * embeddings, the head, norms and biases to an AdamW. Muon works with loss scaling. A skipped step
- * is skipped on the device, also in a recorded step.
+ * Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE otherwise). Use
+ * AdamW for embeddings, the head, norms and biases. Muon works with loss scaling. A skipped step is
+ * skipped on the device, also in a recorded step.
  *
  * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations per step, which is
- * little beside a large batch and much beside a small one. Extra memory, for the largest matrix
- * only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
+ * little compared with a large batch, and much compared with a small one. Extra memory, for the
+ * largest matrix only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
 MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void);
 
 /* Makes an optimizer without parameters. desc NULL: AdamW with its defaults. NULL on error: a
@@ -6396,9 +6394,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
  * steps). grad not NULL: your view with the same count, which you fill; every step uses it.
  *
- * Master weights follow the parameter when you write it or when another optimizer does: an element
- * whose value changes becomes its master, and all others keep the master's further digits. So a
- * program may clip low weights after each step, or put other weights in for a while. After a load
+ * Master weights follow the parameter when you write it or when another optimizer does: the new
+ * value of a changed element becomes its master, and all other masters keep their further digits.
+ * So a program may clip low weights after each step, or use other weights for a while. After a load
  * from a file and after mixp_ranks_from, masters have no further digits. Masters of 16 and 8 bits
  * lose all further digits of a parameter that is written (mixp_context_warning reports such writes
  * before each of four steps). A parameter without an optimizer keeps its gradient: a step after a
@@ -6411,16 +6409,16 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
- * parameter, where masters are stored beside bf16; or f64 without your own gradient, or with
- * ranks. MIXP_ERR_SHAPE: not a matrix, for Muon. */
+ * parameter, if masters have 16 or 8 bits; or f64 without your own gradient, or with ranks.
+ * MIXP_ERR_SHAPE: not a matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 /* mixp_optimizer_add for views whose rows have a pitch: the last dimension of param and grad is the
  * pitch, and its first `width` elements are the row. The rest is padding: not read as a gradient,
  * not in norms, not written. mixp_optimizer_underflow leaves these rows and f64 gradients out.
  * Errors as in mixp_optimizer_add; also MIXP_ERR_SHAPE: width is below 1 or above the pitch.
- * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, ranks, or memory that
- * another view has. mixp_optimizer_set_ema refuses such rows. */
+ * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, ranks, or memory shared
+ * with another view. mixp_optimizer_set_ema refuses such rows. */
 MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor *param,
                                                 mixp_tensor *grad, int64_t width);
 
@@ -6472,10 +6470,10 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
  * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
  * skipped step does not change the averages. The averages start as the weights that the first step
  * finds, also if you write or load the weights after this call. Checkpoints contain the averages
- * ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load passes over
- * averages that the program does not keep. A second call changes decay, and starts averages of
- * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
- * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
+ * ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load ignores averages that the
+ * program does not keep. A second call changes decay, and starts averages of parameters added
+ * since. Costs 4 bytes for each element, and one pass over weights and averages in each step. Same
+ * bits on every device. Recorded steps (mixp_graph) average as well.
  *
  * With sharded states, each rank averages the weights that it updates, bit-identical to one rank,
  * but has memory for all averages. All ranks make this call.
@@ -6486,7 +6484,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay);
 
 /* Puts the averages into the weights, rounded to the weights' dtypes, for evaluation or for
- * mixp_checkpoint_save_weights. A second call puts back the weights of the training, bit for bit.
+ * mixp_checkpoint_save_weights. A second call restores the weights of the training, bit for bit.
  * Writes to the weights between the two calls are lost. The first call allocates a copy of the
  * weights. With sharded states, the ranks exchange their averages: all ranks make this call.
  *
@@ -6498,8 +6496,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
 
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
- * parameter's number of elements. MASTER: returns the weight itself if there is no master, or
- * where the weight was changed since the last step. Waits for the device.
+ * parameter's number of elements. MASTER: returns the weight itself if there is no master, or if
+ * the weight was changed since the last step. Waits for the device.
  *
  * MIXP_ERR_ARGUMENT: opt does not have the parameter, or the optimizer (with ranks, this rank)
  * keeps no such state. MIXP_ERR_SHAPE: another count. */
@@ -6514,9 +6512,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* The counterpart of mixp_optimizer_read, for programs with checkpoints of their own: writes a
- * state from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values,
- * so training continues with the same bits if weights, masters, counts and the context's seed are
+/* The counterpart of mixp_optimizer_read, for programs with their own checkpoints: writes a state
+ * from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values, so
+ * training continues with the same bits if weights, masters, counts and the context's seed are
  * restored as well. MASTER also writes the weight, rounded; without a master, the weight. Call it
  * after mixp_optimizer_add, EMA after mixp_optimizer_set_ema. Waits for the device.
  *
@@ -6626,7 +6624,7 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler);
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt);
 
-/* What became of a step. NONE: no step yet. */
+/* The outcome of a step. NONE: no step yet. */
 typedef enum mixp_outcome {
     MIXP_STEP_NONE,
     MIXP_STEP_APPLIED,
@@ -6652,9 +6650,9 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_UNSCALE,        /* it arose only when the gradients were unscaled */
     MIXP_ORIGIN_LOSS,           /* in the loss, which `site` computed from finite activations */
     MIXP_ORIGIN_WEIGHT,         /* a weight or a buffer that `site` reads is not finite */
-    MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. So counts what
-                                   the program computed before and reads again, such as a cache of
-                                   keys and values, unless it is a buffer               */
+    MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. Values that the
+                                   program computed before and reads again, such as a cache of keys
+                                   and values, also count, unless in a buffer           */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite, or a buffer became
                                    so; a guard would find the site */
     MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
@@ -6703,8 +6701,8 @@ typedef struct mixp_verdict {
 typedef struct mixp_underflow {
     const char *name;           /* name of the parameter; "" = all parameters           */
     int64_t     step;           /* step of the context in which it was counted; -1 = not yet */
-    mixp_dtype  low;            /* dtype that the counts refer to: the gradient's if low, else
-                                   the newest low copy's, else f16. For all parameters: the first
+    mixp_dtype  low;            /* dtype that the counts refer to: the gradient's if low, else the
+                                   latest low copy's, else f16. For all parameters: the first
                                    parameter's */
     double      flushed;        /* share that becomes 0 in `low`; an estimate (see mixp_look) if the
                                    gradient is stored low                               */
@@ -6747,9 +6745,9 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * writes, either the old file or the new file exists complete. Drives that offer no flush (some
  * network and shared drives) save without it; there a power cut may lose the last file. A
  * symbolic link to a file stays a link (a dangling link is replaced). An existing file keeps its
- * mode where the drive allows it. Another hard link to the file keeps the old content. A process
- * that is killed while saving leaves its temporary file, which you must remove. On big-endian
- * machines: MIXP_ERR_DEVICE.
+ * mode if the drive allows it. Another hard link to the file keeps the old content. A process that
+ * is killed while saving leaves its temporary file, which you must remove. On big-endian machines:
+ * MIXP_ERR_DEVICE.
  *
  * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation), saving uses plain
  * stdio: temporary file NAME.tmp, no flush to disk. If rename does not replace an existing file, a
@@ -6765,7 +6763,7 @@ typedef struct mixp_checkpoint_value {
     void       *data;           /* host memory                                             */
 } mixp_checkpoint_value;
 
-/* What a load made of a weight, or of a state of a parameter. */
+/* The result of a load for a weight, or for a state of a parameter. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -6848,9 +6846,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
- * number that no save can have written, by itself or together with another (SECURITY.md lists the
- * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
- * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
+ * number that no save can write, by itself or together with another (SECURITY.md lists the checks).
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and no memory
+ * was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
  * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
  * than this guard's max_sites, or an optimizer's groups have other parameters (the message shows
  * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
@@ -6863,7 +6861,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
  * tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the weights.
  * desc NULL: every parameter, every buffer and every tensor must match, with its dtype. A warning
  * names a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so
- * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by
+ * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is ignored because of
  * allow_extra. */
 typedef struct mixp_weights_desc {
     int   allow_missing, allow_extra;   /* 1: such a tensor is not an error                */
@@ -6998,43 +6996,43 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
  *
  * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
  * cast are recomputed in f32, in turn; attention is not: its scores and sums are f32 at every
- * level, so f32 would change only the rounding of q and k. How much that rounding matters shows in
- * mixp_site_info.scores; the cure is in the weights (mixp_attention_scores). A site falls back if
- * rounding removes more than `imprecise` of the variation of its values over the batch, with the
- * means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product is
- * recomputed with f32 weights too, and the mean of its error counts; if it falls back for its
+ * level, so f32 would change only the rounding of q and k. mixp_site_info.scores shows how much
+ * that rounding matters; to reduce it, change the weights (mixp_attention_scores). A site falls
+ * back if rounding removes more than `imprecise` of the variation of its values over the batch,
+ * with the means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product
+ * is recomputed with f32 weights too, and the mean of its error counts; if it falls back for its
  * precision, it reads f32 weights and inputs from then on. Batches of fewer than 8 rows are not
  * judged.
  *
  * The bound of 0.05 was set on twelve public data sets and on everyday programs. Programs whose
- * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times
- * as large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
+ * bf16 run ends like their f32 run lose at most 0.042 at a site. A set of raw columns 40 times as
+ * large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
  *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
  * and again after each fallback. All other skips lower the scale as without a guard, with one
- * exception: after a second skip in a row in whose sample a low gradient overflowed, the scale goes
- * 16 more backoffs down, to no less than 2, and the next clean sampled step returns it to the first
- * backoff at which the largest low gradient is at most half of f16's largest number. So two skips
- * find the scale to which many would lead. Rules that predict do so by themselves. On a GPU the
- * host learns of a skip one update later. Without mixp_retry, the step after a skip is therefore
- * not sampled; if it is skipped too, the scale is lowered. Without a guard none of this code runs,
- * and nothing is allocated.
+ * exception: after a second skip in a row in whose sample a low gradient overflowed, the scale
+ * drops by 16 more backoffs, to no less than 2, and the next clean sampled step returns it to the
+ * first backoff at which the largest low gradient is at most half of f16's largest number. So two
+ * skips find the scale to which many would lead. Rules that predict do so by themselves. On a GPU
+ * the host learns of a skip one update later. Without mixp_retry, the step after a skip is
+ * therefore not sampled; if it is skipped too, the scale is lowered. Without a guard none of this
+ * code runs, and nothing is allocated.
  *
  * Gradients are watched as well, multiplied by the loss scale. A site whose gradient is flushed
  * falls back in the same way. Flushing counts only if no value of the array reaches 16 times the
- * smallest normal number of the dtype; beside larger values, the loss is less than a rounding. In
- * an array that is already low, flushed values are invisible. The guard then estimates them from
+ * smallest normal number of the dtype; if some values are larger, the loss is less than a rounding.
+ * In an array that is already low, flushed values are invisible. The guard then estimates them from
  * the number of values equal to the smallest subnormal, or, if all values are zero, from a
  * neighbour with tiny values.
  *
  * Under a recipe below 16 bits, the guard also measures what quantising a linear's operands loses;
  * an operand that loses too much falls back to bf16: see mixp_recipe.
  *
- * Several ranks merge what they saw at the updates that are sampled. Their sites then stay alike,
- * and a non-finite loss of any rank counts for all. Start the guards of all ranks with the same
- * settings. Rank 0 may evaluate on its own, and ranks may apply different operators.
+ * Several ranks merge their samples at each sampled update. Their sites then stay equal, and a
+ * non-finite loss of any rank counts for all. Start the guards of all ranks with the same settings.
+ * Rank 0 may evaluate on its own, and ranks may apply different operators.
  *
  * Memory: about 1.2 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
  * parameter of an optimizer, on the host and on the device. It is allocated when new sites appear,
@@ -7101,7 +7099,7 @@ typedef enum mixp_event_kind {
     MIXP_EVENT_PINNED,          /* a pattern of mixp_guard_pin fits the site */
     MIXP_EVENT_SKIP,            /* a step was skipped: see `origin` and `site` */
     MIXP_EVENT_FULL,            /* max_sites is reached: further sites are not watched */
-    MIXP_EVENT_IMPRECISE,       /* rounding took too much of the values: it falls back to f32 */
+    MIXP_EVENT_IMPRECISE,       /* rounding lost too much of the values: it falls back to f32 */
     MIXP_EVENT_OPERAND,         /* quantising lost too much of an operand: the products that read it
                                    fall back to bf16; see mixp_recipe                   */
     MIXP_EVENT_OPERAND_BACK,    /* the operand was clean for long enough: it is quantised again */
@@ -7120,7 +7118,7 @@ typedef struct mixp_event {
     mixp_dtype      dtype;      /* dtype that the site stores from now on */
     float           largest;    /* largest value seen */
     double          flushed;    /* flushed share of the values that are not 0 */
-    double          imprecise;  /* share of the variation over the batch that rounding took */
+    double          imprecise;  /* share of the variation over the batch that rounding lost */
     const char     *operand;    /* of OPERAND, OPERAND_BACK: "x", "w" or "dy"; otherwise "" */
     double          error;      /* mean relative error of the quantised operand */
     double          clipped;    /* share of its values that were clipped */
@@ -7309,9 +7307,9 @@ struct mixp_ranks_desc {
                                        reduce_scatter at once */
     int             scatter;    /* 1: with shard, a rank gets only the sums of the pieces it
                                    updates: see SCATTERED SUMS. Needs reduce_scatter */
-    int             unused;     /* 1: on a GPU, ranks may leave out different parameters in each
-                                   walk. Each walk then waits for the device. Ranks that all run on
-                                   a CPU always may: see mixp_ranks_hold. Same on all ranks */
+    int             unused;     /* 1: on a GPU, ranks may use different parameters in each walk.
+                                   Each walk then waits for the device. Ranks that all run on a CPU
+                                   always may: see mixp_ranks_hold. Same on all ranks */
     mixp_dtype      wire;       /* dtype of gradients in transit: MIXP_F32 or MIXP_BF16. BF16 is
                                    half the bytes: each rank's part and the sum are rounded to bf16,
                                    as under low_sums                                       */
@@ -7319,10 +7317,10 @@ struct mixp_ranks_desc {
                                        between ranks, each time the next 64 MiB; that step waits for
                                        the device. 0 = 100, negative = never */
     void (*busy)(void *user, int on);
-                                /* on 1: this rank works on its own from now, and the other ranks
-                                   must wait for much longer than `seconds` (the adapters of
-                                   examples/: 24 times); on 0: this rank is back. NULL = the other
-                                   ranks wait for `seconds`                                */
+                                /* on 1: from now this rank works without the others, which the
+                                   other ranks must wait for much longer than `seconds` (the
+                                   adapters of examples/: 24 times); on 0: this rank is back. NULL =
+                                   the other ranks wait for `seconds`                      */
     const char *(*replayed)(void *user, void *stream);
                                 /* called when a recorded step is replayed, because the sums of a
                                    replay call no hook. Returns what a hook returns. NULL = not
@@ -7375,15 +7373,14 @@ struct mixp_ranks_desc {
  * compares the ranks' settings: MIXP_ERR_RANKS says which setting differs, and on which rank.
  * Without ranks nothing happens.
  *
- * A PARAMETER THAT A STEP LEAVES OUT. Ranks may leave out different parameters, from the first walk
- * on. A parameter that a rank's loss does not depend on counts as 0 there. A range (see
- * bucket_bytes) is sent if the walk of any rank has reached a parameter in it. Ranks therefore
- * compare a number before each walk and, if the number differs, one bit for each range. On a GPU
- * that comparison waits for the device, so you must ask for it with `unused` of mixp_ranks_desc, on
- * all ranks, if any rank has a GPU.
- * Without `unused`, all ranks must leave out the same parameters. Otherwise mixp_backward or the
- * step fails with MIXP_ERR_RANKS (the step is skipped); an engine that does not compare sizes, such
- * as NCCL, may hang or add wrong elements.
+ * UNUSED PARAMETERS. Ranks may use different parameters, from the first walk on. If a rank's loss
+ * does not depend on a parameter, its gradient counts as 0 there. A range (see bucket_bytes) is
+ * sent if the walk of any rank has reached a parameter in it. Ranks therefore compare a number
+ * before each walk and, if the number differs, one bit for each range. On a GPU that comparison
+ * waits for the device, so you must ask for it with `unused` of mixp_ranks_desc, on all ranks, if
+ * any rank has a GPU. Without `unused`, all ranks must use the same parameters. Otherwise
+ * mixp_backward or the step fails with MIXP_ERR_RANKS (the step is skipped); an engine that does
+ * not compare sizes, such as NCCL, may hang or add wrong elements.
  *
  * If no rank uses a parameter, but its range is sent, the parameter gets a gradient of zeros, and
  * not NULL as without ranks. Momentum and weight decay then move the parameter. (PyTorch's DDP

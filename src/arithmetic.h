@@ -105,7 +105,7 @@ typedef enum mixp_moment_kind {
  */
 
 /* How the master weight of a bf16 parameter is stored; each comment begins with the bytes per
- * element beside the bf16 weight. */
+ * element in addition to the bf16 weight. */
 typedef enum mixp_master_kind {
     MIXP_MASTER_F32,            /* 4: a separate f32 copy                                  */
     MIXP_MASTER_16BIT,          /* 2: the lower 16 bits of the f32; weight and master
@@ -164,7 +164,7 @@ typedef struct mixp_scaler_state {
                                    update                                                  */
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* totals                                                  */
-    float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+    float   past[MIXP_PAST_SCALES]; /* the scales before this one, latest first            */
     int32_t loss_bad;           /* 1: a loss since the last update was Inf or NaN */
     int32_t skipped;            /* 1: the last update followed a skip */
     float   largest;            /* largest unscaled |gradient| since the last prediction   */
@@ -216,13 +216,13 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
 MIXPREC_HD double mixpi_power_of_2_below(double x)
 { return mixp_f64_of_bits(mixp_bits_of_f64(x) & 0x7FF0000000000000u); }
 
-/* The target: the largest gradient times the scale shall not exceed this value. */
+/* The target: the largest gradient times the scale must not exceed this value. */
 MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return MIXPI_LIBM(ldexp)((double)r->low_largest, -r->margin); }
 
 /* Sets the scale to a power of two from the peak. Returns 1 if a limit kept the scale from its
  * target. Each call lowers the peak by a sixteenth of a binade, so the scale leaves room for
- * gradients that are large only now and then. The peak is clamped to 2^12 times the largest
+ * gradients that are large only occasionally. The peak is clamped to 2^12 times the largest
  * gradient since the last prediction. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
@@ -403,7 +403,7 @@ typedef struct mixp_step_plan {
     uint64_t      seed;         /* seed of the random numbers that round states            */
     /* 53-bit hashes that all ranks must agree on. */
     uint64_t      graded;       /* hash of which parameters have gradients                 */
-    uint64_t      settings;     /* hash of all settings, where there are several ranks     */
+    uint64_t      settings;     /* hash of all settings, if there are several ranks        */
     uint64_t      weights;      /* hash of a part of the weights; 0: not compared          */
     uint64_t      guard;        /* hash of the guard's settings and looks; 0: no guard       */
     mixp_spike_rule spike;      /* with every default resolved                             */
@@ -440,7 +440,7 @@ typedef struct mixp_agreement {
     int32_t word;               /* the MIXP_AGREE_... value that differs                   */
     double  here, there;        /* that value on rank 0, and on the rank that differs      */
     int32_t ranks;              /* how many ranks took part; 0: no agreement was made      */
-    float   loss;               /* mean over the ranks, where loss spikes are detected     */
+    float   loss;               /* mean over the ranks, if loss spikes are detected        */
     int32_t part_rank;          /* scattered sums: the rank with the first Inf or NaN, plus
                                    1; stats.bad_element counts from that rank's piece on */
     int32_t buffer_rank;        /* the lowest rank with a bad buffer, plus 1; 0 = none     */
@@ -459,7 +459,7 @@ typedef struct mixp_step_state {
     int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
     double  lr, factor;         /* lr of group 0; the update's factor of gradients         */
     int64_t steps, applied, skipped;
-    mixp_agreement agreed;      /* what all ranks found, where there are several           */
+    mixp_agreement agreed;      /* what all ranks found, if there are several              */
     mixp_spike_state spike;
     uint64_t buffer_found;      /* found on this rank since the last decision: see bad_buffer */
     uint64_t bad_buffer;        /* the first element of a buffer that became Inf or NaN in the
@@ -587,7 +587,7 @@ MIXPREC_HD double mixpi_power(double x, int64_t n) {
     return product;
 }
 
-/* From 1 at `done` 0 to 0 at `done` 1. */
+/* Half a cosine: 1 at `done` 0, 0 at `done` 1. */
 MIXPREC_HD double mixpi_half_cosine(double done) { return 0.5 * (1.0 + mixpi_cospi(done)); }
 
 /* x^p for x in [0, 1] and p >= 0. The bits of a whole power are the same on every device. */
@@ -666,7 +666,7 @@ MIXPREC_HD double mixpi_schedule_power(const mixp_schedule *s, int64_t t) {
     return factor > s->min_factor ? factor : s->min_factor;
 }
 
-/* Between lr, at height 1, and min_factor * lr. */
+/* The rate at a height: lr at 1, min_factor * lr at 0. */
 MIXPREC_HD double mixpi_schedule_at(const mixp_schedule *s, double lr, double height)
 { return lr * mixpi_fma(height, 1.0 - s->min_factor, s->min_factor); }
 
@@ -677,7 +677,7 @@ MIXPREC_HD double mixpi_warm_up(const mixp_schedule *s, double lr, int64_t appli
     return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
 }
 
-/* The rate of LINEAR, COSINE, POLYNOMIAL and WSD behind the warm-up. */
+/* The rate of LINEAR, COSINE, POLYNOMIAL and WSD after the warm-up. */
 MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t applied) {
     const int64_t begin = s->kind == MIXP_SCHEDULE_WSD ? s->total - s->decay : s->warmup;

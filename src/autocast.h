@@ -26,9 +26,9 @@ typedef enum mixp_op_class {
     MIXP_CLASS_COUNT
 } mixp_op_class;
 
-/* Autocast settings. Set every field, or begin with zeros. The level says which results are stored
- * in the region's dtype. Scalars (rank 0) are always f32. All arithmetic inside norms, softmax,
- * losses and accumulations is f32 at every level.
+/* Autocast settings. Set every field, or begin with zeros. The level selects which results are
+ * stored in the region's dtype. Scalars (rank 0) are always f32. All arithmetic inside norms,
+ * softmax, losses and accumulations is f32 at every level.
  *
  *     0  autocast off: every operator runs as given
  *     1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
@@ -66,10 +66,9 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
  * out of the recipe). Otherwise it multiplies in bf16.
- * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators,
- * unless rules leave both its linears in bf16.
- * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
- * also after a resume. */
+ * mixp_autocast_recipe_counts counts both cases. mixp_mlp runs as three operators, unless rules
+ * leave both its linears in bf16. Random numbers are keyed by the context's seed, the step and the
+ * call: runs repeat bit for bit, also after a resume. */
 MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe);
 
 /* One rule of mixp_autocast_set_recipes. */
@@ -156,7 +155,7 @@ MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* a
  *
  * On an error they return -1 and open nothing; the context has the error. MIXP_ERR_ARGUMENT:
  * another dtype or level, a name that is NULL or empty, or more than 64 nested regions and scopes.
- * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
+ * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 cannot represent the
  * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, or a field out of range. MIXP_ERR_DEVICE: the
  * context's device has no kernel for recipes. */
 MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);

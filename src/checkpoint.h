@@ -12,9 +12,9 @@
  * writes, either the old file or the new file exists complete. Drives that offer no flush (some
  * network and shared drives) save without it; there a power cut may lose the last file. A
  * symbolic link to a file stays a link (a dangling link is replaced). An existing file keeps its
- * mode where the drive allows it. Another hard link to the file keeps the old content. A process
- * that is killed while saving leaves its temporary file, which you must remove. On big-endian
- * machines: MIXP_ERR_DEVICE.
+ * mode if the drive allows it. Another hard link to the file keeps the old content. A process that
+ * is killed while saving leaves its temporary file, which you must remove. On big-endian machines:
+ * MIXP_ERR_DEVICE.
  *
  * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation), saving uses plain
  * stdio: temporary file NAME.tmp, no flush to disk. If rename does not replace an existing file, a
@@ -30,7 +30,7 @@ typedef struct mixp_checkpoint_value {
     void       *data;           /* host memory                                             */
 } mixp_checkpoint_value;
 
-/* What a load made of a weight, or of a state of a parameter. */
+/* The result of a load for a weight, or for a state of a parameter. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -113,9 +113,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
- * number that no save can have written, by itself or together with another (SECURITY.md lists the
- * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
- * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
+ * number that no save can write, by itself or together with another (SECURITY.md lists the checks).
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and no memory
+ * was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
  * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
  * than this guard's max_sites, or an optimizer's groups have other parameters (the message shows
  * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
@@ -128,7 +128,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
  * tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the weights.
  * desc NULL: every parameter, every buffer and every tensor must match, with its dtype. A warning
  * names a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so
- * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by
+ * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is ignored because of
  * allow_extra. */
 typedef struct mixp_weights_desc {
     int   allow_missing, allow_extra;   /* 1: such a tensor is not an error                */

@@ -1,6 +1,6 @@
 #pragma once
 #include "quantise.h"
-/* --- what kernels are given --------------------------------------------------------------- */
+/* --- arguments of kernels ----------------------------------------------------------------- */
 
 /* dst = src, n elements of any dtype to any dtype. Integers convert exactly or saturate. dst may
  * be src when dst's elements are not wider. dst cannot accumulate: MIXP_ERR_ARGUMENT. */
@@ -128,8 +128,8 @@ typedef struct mixp_dropout_args {
 } mixp_dropout_args;
 
 /* y (+)= a * factor[0], the product in f32, n elements. factor: device memory. y may be a, except
- * with bad. real. bad, unless NULL, becomes 1 when an element of a is Inf or NaN; otherwise *bad
- * stays as it was. */
+ * with bad. real. bad, unless NULL, becomes 1 when an element of a is Inf or NaN; otherwise *bad is
+ * unchanged. */
 typedef struct mixp_scale_by_args {
     int64_t      n;
     const float *factor;
@@ -258,7 +258,7 @@ typedef struct mixp_advance_args {
     const mixp_look        *narrow; /* device memory: the look at its f16 and bf16 gradients */
 } mixp_advance_args;
 
-/* Puts back what a skipped step wrote: if any flag is not 0, copies each part's bytes from `from`
+/* Undoes the writes of a skipped step: if any flag is not 0, copies each part's bytes from `from`
  * to `to`. The parts do not overlap. flags: device memory. */
 #define MIXP_RESTORE_FLAGS 4
 #define MIXP_RESTORE_PARTS 16
@@ -369,10 +369,10 @@ MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rul
 }
 
 /* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
- * loss or buffer. So up to `forgives` skips in a row with one leave the scale as it is; the
- * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
- * finds nothing to fix must not keep a run from ending. Where a guard is on and has seen the
- * gradients (narrow), two skips find the scale to which many backoffs lead. */
+ * loss or buffer. So up to `forgives` skips in a row with one leave the scale unchanged; the count
+ * restarts each time `falls` has changed. Every other skip lowers the scale: a guard that finds
+ * nothing to fix must not keep a run from ending. Where a guard is on and has seen the gradients
+ * (narrow), two skips find the scale to which many backoffs lead. */
 MIXPREC_HD void mixpi_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
                                             int32_t forgives, int32_t falls,
                                             const mixp_look *narrow) {

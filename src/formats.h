@@ -7,9 +7,9 @@
  * safe from any thread. Arrays are converted by kernels: see mixp_convert.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
- * Overflow becomes Inf, or NaN in a format without Inf. The _sat functions give the largest
- * finite value instead, also for Inf. NaN stays NaN: quiet, with its sign, and with the top
- * bits of its payload if the format has room. Widening is exact; bf16 keeps all its bits.
+ * Overflow becomes Inf, or NaN in a format without Inf. The _sat functions return the largest
+ * finite value instead, also for Inf. NaN stays NaN: quiet, with its sign, and with the top bits of
+ * its payload if the format has room. Widening is exact; bf16 keeps all its bits.
  */
 typedef struct mixp_f16  { uint16_t bits; } mixp_f16;    /* IEEE binary16: 1 + 5 + 10      */
 typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8 + 7       */
@@ -78,7 +78,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* --- bits ------------------------------------------------------------------------------ */
 
-/* Under fast-math, prevents clang from concluding that the source of these bits is no NaN. */
+/* Under fast-math, prevents clang from concluding that the source of these bits is not NaN. */
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
 #  define MIXPI_HIDE(u) __asm__("" : "+r"(u))
 #else

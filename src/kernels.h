@@ -43,9 +43,9 @@ typedef enum mixp_isa {
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
- * like -march=native leave lesser sets out), when the system refuses it, or when it computes a
- * small test product wrong. The device's name says which set is in use. Wherever this file promises
- * the same bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
+ * like -march=native leave out older sets), when the system refuses it, or when it computes a small
+ * test product wrong. The device's name says which set is in use. Wherever this file promises the
+ * same bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 #endif
 
@@ -83,8 +83,8 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 
 /* The GPU `ordinal` (0 = the first), for mixp_context_desc. Link with mixprec_cuda.cu. Returns NULL
  * when the GPU cannot be used. *why (unless why is NULL) is a constant string: the reason for NULL;
- * "slow: ..." and the cure, where the GPU is usable and this build leaves out its fast code (sm_90a
- * on capability 9.0); otherwise "". */
+ * "slow: ..." and the cure, if the GPU is usable and this build leaves out its fast code (sm_90a on
+ * capability 9.0); otherwise "". */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 
 /* --- for authors of devices and operators: users continue at section 5 ------------------- *
@@ -94,10 +94,10 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * accelerator) is one more table.
  *
  * Every table follows these rules. Arrays are row-major and dense unless strides are given.
- * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels widen as they
- * load, compute in f32, and round once as they store. `accumulate` 1 adds to the output; 0
- * overwrites the output, which may be uninitialised or hold NaN. An output may alias an input
- * only where the comment says so. Results are bit-identical at any number of threads.
+ * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels convert to f32 on
+ * load, compute in f32, and round once on store. `accumulate` 1 adds to the output; 0 overwrites
+ * the output, which may be uninitialised or hold NaN. An output may alias an input only where the
+ * comment says so. Results are bit-identical at any number of threads.
  */
 /* An input array and an output array. Each kernel gets one struct made of them; the comment of
  * that struct is the kernel's contract. data may be NULL (the array is absent) where the struct's
@@ -110,8 +110,8 @@ MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
 MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
 { mixp_out a = { data, dtype, accumulate }; return a; }
 
-/* Element i of an array of any dtype as f32, rounded to nearest even where f32 cannot hold it. For
- * your own operators, on the host and in kernels (examples/own_operator.c). */
+/* Element i of an array of any dtype as f32, rounded to nearest even if f32 cannot represent it.
+ * For your own operators, on the host and in kernels (examples/own_operator.c). */
 MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
     switch (a.dtype) {
     case MIXP_F32:  return ((const float *)a.data)[i];
@@ -240,7 +240,7 @@ typedef enum mixp_loss_kind {
 #define MIXPI_GELU_SLOPE    0.214064449f
 #define MIXPI_GELU_BOUND    20.0f       /* of the tanh form of gelu                        */
 #define MIXPI_ERF_BOUND     14.5f       /* of the erf form of gelu                         */
-#define MIXPI_SILU_BOUND    200.0f      /* e^-200 is 0 already                             */
+#define MIXPI_SILU_BOUND    200.0f      /* e^-200 rounds to 0                              */
 #define MIXPI_DENSITY       0.398942280f    /* of the normal distribution at 0: 1/sqrt(2pi)*/
 #define MIXPI_ERF_SLOPE     1.12837917f     /* of erf at 0: 2/sqrt(pi)                     */
 #define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are clamped to this       */
@@ -307,11 +307,11 @@ typedef struct mixp_norm_backward_args {
  * is written. An asynchronous device cannot check an index before its call returns: it writes NaN
  * to the result of that index, reports the error in the next call that waits or peeks (at the
  * latest with the verdict of the next step), and applies no step until then. */
-/* Bags: y[bag] is the sum, the mean or the maximum of the rows that the ids of the bag name, summed
- * in f32 in the order of the ids, and rounded once; an empty bag is 0. Bag i has the ids from
- * offsets[i] to offsets[i + 1], the last bag those to `rows`; without offsets each bag has `width`
- * ids. Offsets begin with 0, do not fall and do not exceed `rows`; others are treated as ids out of
- * range are. */
+/* Bags: y[bag] is the sum, the mean or the maximum of the rows that the ids of the bag select,
+ * summed in f32 in the order of the ids, and rounded once; an empty bag is 0. Bag i has the ids
+ * from offsets[i] to offsets[i + 1], the last bag those to `rows`; without offsets each bag has
+ * `width` ids. Offsets begin with 0, do not decrease and do not exceed `rows`; others are errors
+ * like ids out of range. */
 typedef enum mixp_bag_mode { MIXP_BAG_SUM, MIXP_BAG_MEAN, MIXP_BAG_MAX } mixp_bag_mode;
 typedef struct mixp_bags {
     int64_t        count;       /* 0: each id is a separate row, and no other field is read   */

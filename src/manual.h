@@ -79,7 +79,7 @@
  *     look      one kernel pass that counts the values of an array near the ends of a dtype's
  *               range: overflowed, flushed, subnormal
  *     walk      one pass of mixp_backward back over the recorded calls
- *     buffer    state that a step writes beside its weights, such as an RNN's state or running
+ *     buffer    state that a step writes besides the weights, such as an RNN's state or running
  *               statistics; a skipped step leaves its bytes. See BUFFERS in section 5
  *     level     0 to 3: what is stored in 16 bits. 0 nothing, 1 what PyTorch's autocast stores, 2
  *               every activation, 3 the parameters as well; see AUTOCAST
@@ -110,7 +110,7 @@
  *                                                fifteenth of the compile time
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_ALL_ISAS         implementation    all instruction sets. Without it, flags that
- *                                                guarantee one (-march=native) leave out lesser
+ *                                                guarantee one (-march=native) leave out older
  *                                                ones
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    POSIX threads without OpenMP, one for each core
@@ -147,7 +147,7 @@
  * those of the file, the load gives a warning.
  *
  * AMX is used on Linux, if the system saves tiles and grants them to the process, and if test
- * products with known results are right. Otherwise the context uses AVX-512, without an error;
+ * products have the known results. Otherwise the context uses AVX-512, without an error;
  * mixp_self_check reports why. mixp_cpu requests the tiles. From then on Linux refuses signal
  * stacks below AT_MINSIGSTKSZ (some 12 KB; see getauxval), and it refuses tiles if a thread has a
  * smaller one already. A signal may arrive in any product, and a child of fork may use tiles. Each
@@ -211,7 +211,7 @@
  * of sums, and attention by AMX keeps 16 bits of a probability. Each set is bit-identical on every
  * machine that has it, at any number of threads. docs/bits.md has the order of each sum.
  *
- * With portable_bits all machines with SIMD have the same bits in every row of the second column.
+ * With portable_bits every row of the second column is bit-identical on all machines with SIMD.
  *
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.
@@ -256,15 +256,14 @@
  *     a tensor is used two steps later or more     usually an error; otherwise its values are those
  *                                                    of a tensor of this step
  *     another number, such as a probability,       mixp_context_warning, if a built-in operator
- *       is given to a loss that takes logits         made it
+ *       is passed to a loss of logits                made it
  *     attention has a mask of 0 and 1              no key is hidden: the mask is added to the
  *                                                    scores; write 0 and -Inf
  *     mixp_zero_grad in each micro-batch           only the last micro-batch counts: grad_norm is
  *                                                    that of one
  *     two threads use one context at a time        errors that name other causes, or a crash: one
  *                                                    thread at a time, or a context for each
- *     two optimizers that both step have one       it moves twice per step
- *       parameter
+ *     two optimizers step the same parameter       it moves twice per step
  *     targets of mixp_bce_with_logits are not      the loss becomes negative, and logits grow
  *       in [0, 1], such as bytes
  *     batch_norm has training 1 in an              the running statistics move, and results depend
@@ -287,5 +286,5 @@
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
  * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD. A derivative by an input
- * or a weight may be part of a loss: see mixp_jvp. So may the norm of a gradient: see penalty.c.
+ * or a weight, or the norm of a gradient, may be part of a loss: see mixp_jvp and penalty.c.
  */

@@ -6,7 +6,7 @@
  * or if an input is NULL. Inputs are not changed. The errors of all operators: MIXP_ERR_SHAPE or
  * MIXP_ERR_DTYPE, the inputs do not fit; MIXP_ERR_ARGUMENT, a number is out of range;
  * MIXP_ERR_ORDER, an input is from an earlier step; MIXP_ERR_MEMORY. The message names the operator
- * and the input. The table SAME BITS of the manual says which results repeat bit for bit.
+ * and the input. The table SAME BITS of the manual lists which results are bit-identical.
  *
  * All inputs must belong to this context. In shapes, x[..., k] means any leading dimensions.
  * Floating-point inputs may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA.
@@ -237,8 +237,8 @@ MIXPREC_API mixp_tensor *mixp_log1p(mixp_context *ctx, mixp_tensor *x);
 /* F32. square: x x. reciprocal: 1 / x. */
 MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
-/* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
- * or not finite. */
+/* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not
+ * positive, or not finite. */
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
 /* F32. log2, log10, acos, asin, tan, sinh and cosh are, on a CPU, the C library's f32 functions.
  * erfinv: y with erf(y) = x, to 1 unit in the last place; +-Inf at x = +-1, NaN where |x| > 1. */
@@ -262,12 +262,12 @@ MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_te
  * of x; otherwise MIXP_ERR_SHAPE. */
 MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w);
 /* LOW. The sum of products that an equation of letters describes, as "bhqd,bhkd->bhqk": one letter
- * for each dimension, at most 8 an operand. A letter that the result lacks is summed. Without "->"
+ * for each dimension, at most 8 per operand. A letter that the result lacks is summed. Without "->"
  * the result has the letters that occur once, in alphabetical order. The function permutes and
  * reshapes both operands, and runs one mixp_matmul. A letter that only one operand has, and the
  * result lacks, is summed before, by mixp_sum. MIXP_ERR_ARGUMENT: the equation does not have two
- * operands, has a letter twice in one of them, or a letter of the result in none.
- * MIXP_ERR_SHAPE: the letters do not fit the shapes. */
+ * operands, has a letter twice in one of them, or a letter of the result in none. MIXP_ERR_SHAPE:
+ * the letters do not fit the shapes. */
 MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
                                      mixp_tensor *b);
 
@@ -290,13 +290,13 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
- * (PyTorch's default: 1). For one value with correction 1 it is NaN. An offset that all values
- * share costs no digits. Several operators run, in f32, and the result is rounded once. */
+ * (PyTorch's default: 1). For one value with correction 1 it is NaN. A common offset of all values
+ * costs no precision. Several operators run, in f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 /* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
  * gradients are 0, as in PyTorch. Their squares are f32: the results of values beyond 1e19 are Inf,
- * those of values below 1e-22 lose digits, and of values below 1e-23 they are 0. */
+ * those of values below 1e-22 lose precision, and of values below 1e-23 they are 0. */
 MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
@@ -353,15 +353,15 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
 MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
                                                mixp_tensor *ids, int64_t padding);
 /* KEEP. y[bags, c]: the sum, the mean or the maximum of the rows of table[vocab, c] that the ids of
- * each bag name, as PyTorch's nn.EmbeddingBag: sparse inputs, without the memory of a row for each
- * id. ids (i32) is [bags, width]; or [n] with offsets[bags] (i32), the first id of each bag. Sums
- * are f32 in the order of the ids, rounded once. An empty bag is 0.
+ * each bag select, as PyTorch's nn.EmbeddingBag: sparse inputs, without the memory of a row for
+ * each id. ids (i32) is [bags, width]; or [n] with offsets[bags] (i32), the first id of each bag.
+ * Sums are f32 in the order of the ids, rounded once. An empty bag is 0.
  *
  * weights: NULL, or a factor for each id, with the shape of ids; only of a sum. padding: an id that
  * does not count, also not in a mean, and whose row gets no gradient; negative counts from the end.
  * Of equal maxima the first gets the gradient.
  *
- * Errors as in mixp_embedding_padded. MIXP_ERR_ARGUMENT: offsets do not begin with 0, fall, or
+ * Errors as in mixp_embedding_padded. MIXP_ERR_ARGUMENT: offsets do not begin with 0, decrease, or
  * exceed n (a GPU reports them later, like an id of mixp_embedding); a wrong mode. */
 #define MIXP_NO_PADDING INT64_MIN
 MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *table,
@@ -444,8 +444,8 @@ typedef struct mixp_rope_desc {
 } mixp_rope_desc;
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
                                    const mixp_rope_desc *desc);
-/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. The elements are drawn as
- * mixp_uniform's numbers: the same are dropped at every level and in every dtype of autocast. */
+/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. Random numbers are those of
+ * mixp_uniform: the same elements are dropped at every level and in every dtype of autocast. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
 
@@ -519,7 +519,7 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
                                   int32_t ignore);
 /* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
  * of d + 1e-6 over the last dimension (PyTorch's default margin: 1). Three tensors of one shape.
- * Several operators run, in f32. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not above 0. */
+ * Several operators run, in f32. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not positive. */
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
                                              mixp_tensor *positive, mixp_tensor *negative,
                                              float margin);

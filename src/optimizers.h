@@ -105,13 +105,13 @@ MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void);
 /* Muon, as torch.optim.Muon: momentum, made orthogonal by a Newton-Schulz iteration of products on
  * the device. lr 1e-3, momentum 0.95, nesterov 1, weight_decay 0.1, eps 1e-7.
  *
- * Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE otherwise). Give
- * embeddings, the head, norms and biases to an AdamW. Muon works with loss scaling. A skipped step
- * is skipped on the device, also in a recorded step.
+ * Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE otherwise). Use
+ * AdamW for embeddings, the head, norms and biases. Muon works with loss scaling. A skipped step is
+ * skipped on the device, also in a recorded step.
  *
  * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations per step, which is
- * little beside a large batch and much beside a small one. Extra memory, for the largest matrix
- * only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
+ * little compared with a large batch, and much compared with a small one. Extra memory, for the
+ * largest matrix only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
 MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void);
 
 /* Makes an optimizer without parameters. desc NULL: AdamW with its defaults. NULL on error: a
@@ -143,9 +143,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
  * steps). grad not NULL: your view with the same count, which you fill; every step uses it.
  *
- * Master weights follow the parameter when you write it or when another optimizer does: an element
- * whose value changes becomes its master, and all others keep the master's further digits. So a
- * program may clip low weights after each step, or put other weights in for a while. After a load
+ * Master weights follow the parameter when you write it or when another optimizer does: the new
+ * value of a changed element becomes its master, and all other masters keep their further digits.
+ * So a program may clip low weights after each step, or use other weights for a while. After a load
  * from a file and after mixp_ranks_from, masters have no further digits. Masters of 16 and 8 bits
  * lose all further digits of a parameter that is written (mixp_context_warning reports such writes
  * before each of four steps). A parameter without an optimizer keeps its gradient: a step after a
@@ -158,16 +158,16 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
- * parameter, where masters are stored beside bf16; or f64 without your own gradient, or with
- * ranks. MIXP_ERR_SHAPE: not a matrix, for Muon. */
+ * parameter, if masters have 16 or 8 bits; or f64 without your own gradient, or with ranks.
+ * MIXP_ERR_SHAPE: not a matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 /* mixp_optimizer_add for views whose rows have a pitch: the last dimension of param and grad is the
  * pitch, and its first `width` elements are the row. The rest is padding: not read as a gradient,
  * not in norms, not written. mixp_optimizer_underflow leaves these rows and f64 gradients out.
  * Errors as in mixp_optimizer_add; also MIXP_ERR_SHAPE: width is below 1 or above the pitch.
- * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, ranks, or memory that
- * another view has. mixp_optimizer_set_ema refuses such rows. */
+ * MIXP_ERR_ARGUMENT: no grad of the same shape, Muon, masters below f32, ranks, or memory shared
+ * with another view. mixp_optimizer_set_ema refuses such rows. */
 MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor *param,
                                                 mixp_tensor *grad, int64_t width);
 
@@ -219,10 +219,10 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
  * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
  * skipped step does not change the averages. The averages start as the weights that the first step
  * finds, also if you write or load the weights after this call. Checkpoints contain the averages
- * ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load passes over
- * averages that the program does not keep. A second call changes decay, and starts averages of
- * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
- * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
+ * ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load ignores averages that the
+ * program does not keep. A second call changes decay, and starts averages of parameters added
+ * since. Costs 4 bytes for each element, and one pass over weights and averages in each step. Same
+ * bits on every device. Recorded steps (mixp_graph) average as well.
  *
  * With sharded states, each rank averages the weights that it updates, bit-identical to one rank,
  * but has memory for all averages. All ranks make this call.
@@ -233,7 +233,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay);
 
 /* Puts the averages into the weights, rounded to the weights' dtypes, for evaluation or for
- * mixp_checkpoint_save_weights. A second call puts back the weights of the training, bit for bit.
+ * mixp_checkpoint_save_weights. A second call restores the weights of the training, bit for bit.
  * Writes to the weights between the two calls are lost. The first call allocates a copy of the
  * weights. With sharded states, the ranks exchange their averages: all ranks make this call.
  *
@@ -245,8 +245,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
 
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
- * parameter's number of elements. MASTER: returns the weight itself if there is no master, or
- * where the weight was changed since the last step. Waits for the device.
+ * parameter's number of elements. MASTER: returns the weight itself if there is no master, or if
+ * the weight was changed since the last step. Waits for the device.
  *
  * MIXP_ERR_ARGUMENT: opt does not have the parameter, or the optimizer (with ranks, this rank)
  * keeps no such state. MIXP_ERR_SHAPE: another count. */
@@ -261,9 +261,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* The counterpart of mixp_optimizer_read, for programs with checkpoints of their own: writes a
- * state from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values,
- * so training continues with the same bits if weights, masters, counts and the context's seed are
+/* The counterpart of mixp_optimizer_read, for programs with their own checkpoints: writes a state
+ * from f32. States that mixp_optimizer_read returned, smaller ones too, get the same values, so
+ * training continues with the same bits if weights, masters, counts and the context's seed are
  * restored as well. MASTER also writes the weight, rounded; without a master, the weight. Call it
  * after mixp_optimizer_add, EMA after mixp_optimizer_set_ema. Waits for the device.
  *

@@ -107,10 +107,10 @@ typedef struct mixp_hadamard_args {
 /* Turns quantised values y[rows, cols] into codes of their elements, or codes into values. The
  * values of codes are those that were turned into codes, bit for bit; a NaN or Inf becomes some NaN
  * (e2m1: by the NaN of its block's scale). e4m3:
- * one byte an element. e2m1: element i lies in byte i / 2, first in the lower 4 bits. cols is a
+ * one byte per element. e2m1: element i lies in byte i / 2, first in the lower 4 bits. cols is a
  * multiple of 16. The kernel's results are the same on every instruction set and at any number of
- * threads. MIXP_ERR_ARGUMENT: an array is missing, another element or scale, or e2m1 without
- * E4M3. MIXP_ERR_SHAPE: sizes that do not fit. */
+ * threads. MIXP_ERR_ARGUMENT: an array is missing, another element or scale, or e2m1 without E4M3.
+ * MIXP_ERR_SHAPE: sizes that do not fit. */
 typedef struct mixp_recode_args {
     int64_t          rows, cols;
     mixp_bf16       *y;
@@ -256,7 +256,7 @@ MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
 MIXPREC_HD float mixpi_e4m3_bound(const mixp_quantise_args *k)
 { return 6.0f * (k->choice && !k->bound_448 ? 256.0f : 448.0f); }
 
-/* The scale of a whole array with this amax; 1 where only blocks have scales. */
+/* The scale of a whole array with this amax; 1 if only blocks have scales. */
 MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
     float s;
     if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(mixpi_e4m3_bound(k), amax);
@@ -271,7 +271,7 @@ MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax
 MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
 { return kind == MIXP_SCALE_TENSOR || kind == MIXP_SCALE_E4M3; }
 
-/* Gives the amax of x to the caller of `quantise`. */
+/* Returns the amax of x to the caller of `quantise`. */
 MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
     const float found = mixp_f32_of_bits(amax);
     if (k->scale != MIXP_SCALE_TENSOR || !k->amax) return;

@@ -63,9 +63,9 @@ struct mixp_ranks_desc {
                                        reduce_scatter at once */
     int             scatter;    /* 1: with shard, a rank gets only the sums of the pieces it
                                    updates: see SCATTERED SUMS. Needs reduce_scatter */
-    int             unused;     /* 1: on a GPU, ranks may leave out different parameters in each
-                                   walk. Each walk then waits for the device. Ranks that all run on
-                                   a CPU always may: see mixp_ranks_hold. Same on all ranks */
+    int             unused;     /* 1: on a GPU, ranks may use different parameters in each walk.
+                                   Each walk then waits for the device. Ranks that all run on a CPU
+                                   always may: see mixp_ranks_hold. Same on all ranks */
     mixp_dtype      wire;       /* dtype of gradients in transit: MIXP_F32 or MIXP_BF16. BF16 is
                                    half the bytes: each rank's part and the sum are rounded to bf16,
                                    as under low_sums                                       */
@@ -73,10 +73,10 @@ struct mixp_ranks_desc {
                                        between ranks, each time the next 64 MiB; that step waits for
                                        the device. 0 = 100, negative = never */
     void (*busy)(void *user, int on);
-                                /* on 1: this rank works on its own from now, and the other ranks
-                                   must wait for much longer than `seconds` (the adapters of
-                                   examples/: 24 times); on 0: this rank is back. NULL = the other
-                                   ranks wait for `seconds`                                */
+                                /* on 1: from now this rank works without the others, which the
+                                   other ranks must wait for much longer than `seconds` (the
+                                   adapters of examples/: 24 times); on 0: this rank is back. NULL =
+                                   the other ranks wait for `seconds`                      */
     const char *(*replayed)(void *user, void *stream);
                                 /* called when a recorded step is replayed, because the sums of a
                                    replay call no hook. Returns what a hook returns. NULL = not
@@ -129,15 +129,14 @@ struct mixp_ranks_desc {
  * compares the ranks' settings: MIXP_ERR_RANKS says which setting differs, and on which rank.
  * Without ranks nothing happens.
  *
- * A PARAMETER THAT A STEP LEAVES OUT. Ranks may leave out different parameters, from the first walk
- * on. A parameter that a rank's loss does not depend on counts as 0 there. A range (see
- * bucket_bytes) is sent if the walk of any rank has reached a parameter in it. Ranks therefore
- * compare a number before each walk and, if the number differs, one bit for each range. On a GPU
- * that comparison waits for the device, so you must ask for it with `unused` of mixp_ranks_desc, on
- * all ranks, if any rank has a GPU.
- * Without `unused`, all ranks must leave out the same parameters. Otherwise mixp_backward or the
- * step fails with MIXP_ERR_RANKS (the step is skipped); an engine that does not compare sizes, such
- * as NCCL, may hang or add wrong elements.
+ * UNUSED PARAMETERS. Ranks may use different parameters, from the first walk on. If a rank's loss
+ * does not depend on a parameter, its gradient counts as 0 there. A range (see bucket_bytes) is
+ * sent if the walk of any rank has reached a parameter in it. Ranks therefore compare a number
+ * before each walk and, if the number differs, one bit for each range. On a GPU that comparison
+ * waits for the device, so you must ask for it with `unused` of mixp_ranks_desc, on all ranks, if
+ * any rank has a GPU. Without `unused`, all ranks must use the same parameters. Otherwise
+ * mixp_backward or the step fails with MIXP_ERR_RANKS (the step is skipped); an engine that does
+ * not compare sizes, such as NCCL, may hang or add wrong elements.
  *
  * If no rank uses a parameter, but its range is sent, the parameter gets a gradient of zeros, and
  * not NULL as without ranks. Momentum and weight decay then move the parameter. (PyTorch's DDP

@@ -34,8 +34,8 @@
  * not fit stays bf16; one warning names the first such linear. mixp_autocast_set_recipes sets a
  * recipe for each weight by its name, as models do that have some layers in fp4 and others in fp8.
  * To see how many linears were quantised, call mixp_autocast_recipe_counts. With a guard, an
- * operand that the format cannot hold (outlier channels) falls back to bf16, with an event; see
- * FALLBACK below. Without a guard nothing is measured.
+ * operand that the format cannot represent (outlier channels) falls back to bf16, with an event;
+ * see FALLBACK below. Without a guard nothing is measured.
  *
  *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
  *     mean relative error  e4m3      0.023            0.94
@@ -140,8 +140,8 @@ typedef struct mixp_recipe {
  * mixp_linear frees x, whose elements have 2 bytes, or 6 if autocast has cast x from f32. Backward
  * turns the codes into bf16 values, for one linear at a time. Gradients are bit-identical to those
  * without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
- * backward. FP8_DELAYED with an update between forward and backward, as where two optimizers take
- * turns: codes keep forward's scale of x; without codes backward quantises x by the scale after
+ * backward. FP8_DELAYED with an update between forward and backward, as when two optimizers
+ * alternate: codes keep forward's scale of x; without codes backward quantises x by the scale after
  * the update.
  *
  * The program declares that it does not read x again: call mixp_tensor_set_disposable(x, 1) before
@@ -216,18 +216,18 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
                                       mixp_bf16 *y);
 
 /* The blocks of an operand in a sample of a guard, all its quantisations together, also those by
- * which the guard recomputes a site: see mixp_site_info. Where an array has one scale (FP8_CURRENT,
+ * which the guard recomputes a site: see mixp_site_info. If an array has one scale (FP8_CURRENT,
  * FP8_DELAYED), a row counts as a block. A block without a value other than 0, or with an Inf or
  * NaN, does not count. */
 typedef struct mixp_block_look {
     int64_t blocks;             /* blocks that count; 0: not measured                      */
     int64_t clipped;            /* blocks with a value beyond the range of their scale     */
-    int64_t flushed;            /* blocks whose values all became 0                        */
+    int64_t flushed;            /* blocks whose values all rounded to 0                    */
     int     least, largest;     /* exponents e of the smallest and the largest scale above 0. A
                                    value is its element times the scale; 2^e <= scale < 2^(e+1) */
 } mixp_block_look;
 
-/* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
+/* Counts of mixp_linear under recipes since mixp_autocast_reset_counts. */
 typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
     int64_t fallen;             /* products that are bf16 because an operand fell back     */

@@ -8,7 +8,7 @@
  */
 MIXPREC_HD uint64_t mixpi_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
 { return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
-/* The key of the 2^32 elements around `element`. */
+/* The key of the block of 2^32 elements with `element`. */
 MIXPREC_HD uint64_t mixpi_state_key_of(uint64_t key, uint64_t element)
 { return key + (element >> 32) * 0x9E3779B97F4A7C15u; }
 /* The word of one element. Every element of every step needs a word, and 64-bit vector products

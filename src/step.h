@@ -84,7 +84,7 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler);
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt);
 
-/* What became of a step. NONE: no step yet. */
+/* The outcome of a step. NONE: no step yet. */
 typedef enum mixp_outcome {
     MIXP_STEP_NONE,
     MIXP_STEP_APPLIED,
@@ -110,9 +110,9 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_UNSCALE,        /* it arose only when the gradients were unscaled */
     MIXP_ORIGIN_LOSS,           /* in the loss, which `site` computed from finite activations */
     MIXP_ORIGIN_WEIGHT,         /* a weight or a buffer that `site` reads is not finite */
-    MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. So counts what
-                                   the program computed before and reads again, such as a cache of
-                                   keys and values, unless it is a buffer               */
+    MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. Values that the
+                                   program computed before and reads again, such as a cache of keys
+                                   and values, also count, unless in a buffer           */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite, or a buffer became
                                    so; a guard would find the site */
     MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
@@ -161,8 +161,8 @@ typedef struct mixp_verdict {
 typedef struct mixp_underflow {
     const char *name;           /* name of the parameter; "" = all parameters           */
     int64_t     step;           /* step of the context in which it was counted; -1 = not yet */
-    mixp_dtype  low;            /* dtype that the counts refer to: the gradient's if low, else
-                                   the newest low copy's, else f16. For all parameters: the first
+    mixp_dtype  low;            /* dtype that the counts refer to: the gradient's if low, else the
+                                   latest low copy's, else f16. For all parameters: the first
                                    parameter's */
     double      flushed;        /* share that becomes 0 in `low`; an estimate (see mixp_look) if the
                                    gradient is stored low                               */

@@ -20,8 +20,8 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* As mixp_step_begin, for a step that evaluates or samples, in training too. Does not count the
  * step: later steps draw the same random numbers with and without the evaluation, so a resumed run
- * is bit-identical to an uninterrupted run, whenever each of them was evaluated. Dropout that is on
- * in such a step draws the numbers of the step before. mixp_backward refuses to walk in such a step
+ * is bit-identical to an uninterrupted run, whenever each was evaluated. Dropout that is on in such
+ * a step draws the numbers of the step before. mixp_backward refuses to walk in such a step
  * (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks as in other
  * steps. Works with mixp_retry_loss. Errors are those of mixp_step_begin. */
 MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
@@ -43,7 +43,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * x has several columns, NULL means the sum of all partial derivatives; for one of them pass a
  * tangent with 1 in its column and 0 elsewhere. y was made from x in this step. If x is an input,
  * call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x. The result is 0 if y
- * does not depend on x, as where y is a derivative that is constant. Results under MIXP_NO_GRAD and
+ * does not depend on x, for example if y is a constant derivative. Results under MIXP_NO_GRAD and
  * of mixp_detach count as constants.
  *
  * Recorded operators make the result, in the region of autocast that is open now. So mixp_backward
@@ -154,7 +154,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs);
 
-/* The functions below belong into an operator's functions: c, their call, must not be NULL.
+/* Call the functions below only in an operator's functions. c, the call, must not be NULL.
  *
  * For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
  * change it: forward reads the final dtype in c->out->dtype. On an error infer must return it. */

@@ -122,8 +122,8 @@ typedef struct mixp_context_desc {
                                                        NULL = use the allocator            */
     size_t    memory_bytes;
     int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags; 0 = those
-                                                       that were measured to pay on this
-                                                       kind of GPU (9.0: GELU_BF16)         */
+                                                       measured to be faster on this kind of GPU
+                                                       (9.0: GELU_BF16)                     */
     const char *gemm_choices;                       /* GPU: a text from mixp_context_gemm_choices,
                                                        or NULL; copied                     */
     int       gemm_measure;                         /* GPU: 1: time the library's algorithms once
@@ -152,13 +152,13 @@ typedef struct mixp_context_desc {
  * mixprec asks cuBLASLt once for each shape. A product that cuBLASLt refuses stays a bf16 product;
  * one warning names the first, and mixp_context_gemm_count counts both kinds. The operands have the
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
- * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
- * bf16 keeps, becomes NaN. Codes and scales need scratch memory: about 1 byte for each element of
- * both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the codes took
- * longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16. Since that
- * measurement the GPU's own conversion makes the codes, with a sixth of the instructions; the new
- * code has not been measured. Keep narrow_products off until you have measured narrow_products on
- * your GPU. The CPU ignores narrow_products. */
+ * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf in MXFP8 becomes
+ * NaN; bf16 products preserve the Inf. Codes and scales need scratch memory: about 1 byte for each
+ * element of both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the
+ * codes took longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16.
+ * Since that measurement the GPU's own conversion makes the codes, with a sixth of the
+ * instructions; the new code has not been measured. Keep narrow_products off until you have
+ * measured narrow_products on your GPU. The CPU ignores narrow_products. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
  * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.8 %
@@ -207,12 +207,12 @@ enum {
  * context is in the block, including buffers of checkpoints. mixprec then never calls malloc;
  * libc and OpenMP's threads may (compile without -fopenmp, or set threads 1). To find the size, run
  * once with a large block and read mixp_context_memory(ctx).block. If the block is too small, a
- * call fails with MIXP_ERR_MEMORY, or there is no context. The block is yours again after
+ * call fails with MIXP_ERR_MEMORY, or there is no context. You may reuse the block after
  * mixp_context_free.
  *
  * device_allocator supplies GPU memory, aligned to 256 bytes. It is called with that GPU current.
- * When it gets memory back, no queued work uses this memory any more. Pinned memory always comes
- * from cudaMallocHost. */
+ * It gets memory back only after all queued work that uses it. Pinned memory always comes from
+ * cudaMallocHost. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 
 /* Frees the context and everything made from it. NULL is allowed. */
@@ -251,7 +251,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
- *   weight's scale was left aside.
+ *   weight's scale was ignored.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
  * - A parameter whose master has 16 or 8 bits is written before each of four steps in a row: the
  *   master loses all digits that the weight lacks.
@@ -310,8 +310,8 @@ MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph);
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* Device memory of a context, in bytes. used: in use now. peak: most ever in use. allocations:
- * number made since the context was made. allocated: bytes that the device really gave, including
- * kernels' scratch memory and gaps between buffers: a GPU needs at least so much free memory. */
+ * number made since the context was made. allocated: bytes obtained from the device, including
+ * kernels' scratch memory and gaps between buffers: a GPU needs at least this much free memory. */
 typedef struct mixp_memory {
     size_t  used, peak;
     int64_t allocations;
@@ -385,7 +385,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 #endif
     ;
 
-/* BUFFERS. A buffer is a tensor that a step writes beside its weights: the state that a recurrent
+/* BUFFERS. A buffer is a tensor that a step writes besides the weights: the state that a recurrent
  * net carries from step to step, running statistics, a codebook, a queue, a teacher. (The word is
  * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights hold it
  * under its name. A guard names sites as if the buffer were a batch. It reports a buffer that is
@@ -417,26 +417,26 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  *     } while (mixp_retry(scaler, 3));
  *
  * INF AND NAN. A step that makes an element of a buffer Inf or NaN has overflowed, even if its loss
- * and its gradients are finite, as where only tanh reads the state. The device skips the step and
- * restores the buffers. The verdict has MIXP_SKIP_BUFFER, the buffer's name and the element. To a
- * guard this is an overflow in the forward pass: it leaves the loss scale, and the site that
+ * and its gradients are finite, for example if only tanh reads the state. The device skips the step
+ * and restores the buffers. The verdict has MIXP_SKIP_BUFFER, the buffer's name and the element. A
+ * guard treats this as an overflow in the forward pass: the loss scale stays, and the site that
  * overflowed falls back to f32. Without a guard the skip lowers the scale, as a loss of Inf does.
- * Without a scaler, or with a disabled one, the step is applied, with a warning and the same
- * fields in the verdict. mixp_retry_loss repeats an evaluation that does this.
+ * Without a scaler, or with a disabled one, the step is applied, with a warning and the same fields
+ * in the verdict. mixp_retry_loss repeats an evaluation that does this.
  *
  * An element that was Inf or NaN before the window may stay so or change to the other: a mask, or a
- * running maximum that begins at -Inf. Your program means what it writes with mixp_write, mixp_fill
- * or mixp_init_...: these writes are not checked, unless mixp_copy, mixp_ranks_sum, mixp_ranks_max
- * or your own code writes the buffer in the same window. Integers are not checked, nor are writes
- * after mixp_scaler_step. A table that a step computes with new Inf, such as a mask, is no buffer:
- * use an activation, or a frozen parameter.
+ * running maximum that begins at -Inf. Writes by mixp_write, mixp_fill or mixp_init_... are
+ * intended and not checked, unless mixp_copy, mixp_ranks_sum, mixp_ranks_max or your own code
+ * writes the buffer in the same window. Integers are not checked, nor are writes after
+ * mixp_scaler_step. A table that a step computes with new Inf, such as a mask, is no buffer: use an
+ * activation, or a frozen parameter.
  *
  * THE WINDOW. A window begins with mixp_step_begin. It ends with the update: mixp_scaler_update, or
  * mixp_optimizer_step without a scaler. Several steps before one update (micro-batches) are one
- * window. The first write in a window keeps the old bytes, in memory that the buffer takes then and
+ * window. A window's first write keeps the old bytes, in memory that the buffer then allocates and
  * keeps. The update restores the buffers, on the device and without a wait of the host, if it has
  * skipped any optimizer's step, or if its scaler has found Inf or NaN: where mixp_scaler_verdict
- * says MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a separate window.
+ * reports MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a separate window.
  *
  * A write after the update stays: a teacher that follows the weights, for example. Two scalers may
  * update in one step: if either skips, a buffer gets the bytes from before the step, or, if the
@@ -452,7 +452,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
- * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
+ * steps, before mixp_scaler_step: each step compares this. If ranks differ, the step is skipped
  * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs: the weights are untouched.
  * If a buffer of any rank becomes Inf or NaN, all ranks skip, and their verdicts name that rank. A
  * write outside a window or after the update (a teacher) is not sent: all ranks must write the same
@@ -549,10 +549,10 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
                                   int64_t count);
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
                                    int64_t count);
-/* The same calls for memory whose type says its dtype: mixp_view_f32(ctx, name, rank, shape, data),
+/* The same calls with typed pointers: mixp_view_f32(ctx, name, rank, shape, data),
  * mixp_input_i32(ctx, rank, shape, host_data), mixp_input_view_bf16, mixp_read_f64(t, host, count),
- * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a compiler of
- * C warns of a pointer to another type (gcc 14: an error), and a compiler of C++ refuses it. */
+ * mixp_write_f16; for f32, f64, f16 (mixp_f16 *), bf16, i32, i64 and u8. Prefer them: a C compiler
+ * warns of a pointer to another type (gcc 14: an error), and a C++ compiler refuses it. */
 #define MIXPI_TYPED(type, element, dtype) \
     MIXPI_HOST mixp_tensor *mixp_view_##type(mixp_context *ctx, const char *name, int rank, \
         const int64_t *shape, element *data) \

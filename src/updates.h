@@ -166,7 +166,7 @@ MIXPREC_HD double mixpi_clip_coefficient(double norm, double max_norm) {
     return c < 1.0 ? c : 1.0;
 }
 
-/* Chooses the statistics that count: those of this look, or those that unscale found earlier. */
+/* Chooses the statistics to use: those of this look, or those that unscale found earlier. */
 MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) {
     if (!plan->gathered) {
         memset(&s->stats, 0, sizeof s->stats);
@@ -296,8 +296,8 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_enter(plan, s, values);
 }
 
-/* Takes what was found in the buffers, here or on any rank. Returns 1 if that skips the step. No
- * scale cures it: to a guard it is an overflow in the forward pass. */
+/* Records an Inf or NaN in the buffers, of any rank. Returns 1 if that skips the step. No scale
+ * prevents it: a guard treats it as an overflow in the forward pass. */
 MIXPREC_HD int mixpi_step_buffers(const mixp_step_plan *plan, mixp_step_state *s,
                                   mixp_scaler_state *scaler) {
     s->bad_buffer = s->agreed.ranks ? s->agreed.buffer : s->buffer_found;

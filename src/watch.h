@@ -44,43 +44,43 @@
  *
  * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
  * cast are recomputed in f32, in turn; attention is not: its scores and sums are f32 at every
- * level, so f32 would change only the rounding of q and k. How much that rounding matters shows in
- * mixp_site_info.scores; the cure is in the weights (mixp_attention_scores). A site falls back if
- * rounding removes more than `imprecise` of the variation of its values over the batch, with the
- * means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product is
- * recomputed with f32 weights too, and the mean of its error counts; if it falls back for its
+ * level, so f32 would change only the rounding of q and k. mixp_site_info.scores shows how much
+ * that rounding matters; to reduce it, change the weights (mixp_attention_scores). A site falls
+ * back if rounding removes more than `imprecise` of the variation of its values over the batch,
+ * with the means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product
+ * is recomputed with f32 weights too, and the mean of its error counts; if it falls back for its
  * precision, it reads f32 weights and inputs from then on. Batches of fewer than 8 rows are not
  * judged.
  *
  * The bound of 0.05 was set on twelve public data sets and on everyday programs. Programs whose
- * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times
- * as large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
+ * bf16 run ends like their f32 run lose at most 0.042 at a site. A set of raw columns 40 times as
+ * large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
  *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
  * and again after each fallback. All other skips lower the scale as without a guard, with one
- * exception: after a second skip in a row in whose sample a low gradient overflowed, the scale goes
- * 16 more backoffs down, to no less than 2, and the next clean sampled step returns it to the first
- * backoff at which the largest low gradient is at most half of f16's largest number. So two skips
- * find the scale to which many would lead. Rules that predict do so by themselves. On a GPU the
- * host learns of a skip one update later. Without mixp_retry, the step after a skip is therefore
- * not sampled; if it is skipped too, the scale is lowered. Without a guard none of this code runs,
- * and nothing is allocated.
+ * exception: after a second skip in a row in whose sample a low gradient overflowed, the scale
+ * drops by 16 more backoffs, to no less than 2, and the next clean sampled step returns it to the
+ * first backoff at which the largest low gradient is at most half of f16's largest number. So two
+ * skips find the scale to which many would lead. Rules that predict do so by themselves. On a GPU
+ * the host learns of a skip one update later. Without mixp_retry, the step after a skip is
+ * therefore not sampled; if it is skipped too, the scale is lowered. Without a guard none of this
+ * code runs, and nothing is allocated.
  *
  * Gradients are watched as well, multiplied by the loss scale. A site whose gradient is flushed
  * falls back in the same way. Flushing counts only if no value of the array reaches 16 times the
- * smallest normal number of the dtype; beside larger values, the loss is less than a rounding. In
- * an array that is already low, flushed values are invisible. The guard then estimates them from
+ * smallest normal number of the dtype; if some values are larger, the loss is less than a rounding.
+ * In an array that is already low, flushed values are invisible. The guard then estimates them from
  * the number of values equal to the smallest subnormal, or, if all values are zero, from a
  * neighbour with tiny values.
  *
  * Under a recipe below 16 bits, the guard also measures what quantising a linear's operands loses;
  * an operand that loses too much falls back to bf16: see mixp_recipe.
  *
- * Several ranks merge what they saw at the updates that are sampled. Their sites then stay alike,
- * and a non-finite loss of any rank counts for all. Start the guards of all ranks with the same
- * settings. Rank 0 may evaluate on its own, and ranks may apply different operators.
+ * Several ranks merge their samples at each sampled update. Their sites then stay equal, and a
+ * non-finite loss of any rank counts for all. Start the guards of all ranks with the same settings.
+ * Rank 0 may evaluate on its own, and ranks may apply different operators.
  *
  * Memory: about 1.2 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
  * parameter of an optimizer, on the host and on the device. It is allocated when new sites appear,
@@ -147,7 +147,7 @@ typedef enum mixp_event_kind {
     MIXP_EVENT_PINNED,          /* a pattern of mixp_guard_pin fits the site */
     MIXP_EVENT_SKIP,            /* a step was skipped: see `origin` and `site` */
     MIXP_EVENT_FULL,            /* max_sites is reached: further sites are not watched */
-    MIXP_EVENT_IMPRECISE,       /* rounding took too much of the values: it falls back to f32 */
+    MIXP_EVENT_IMPRECISE,       /* rounding lost too much of the values: it falls back to f32 */
     MIXP_EVENT_OPERAND,         /* quantising lost too much of an operand: the products that read it
                                    fall back to bf16; see mixp_recipe                   */
     MIXP_EVENT_OPERAND_BACK,    /* the operand was clean for long enough: it is quantised again */
@@ -166,7 +166,7 @@ typedef struct mixp_event {
     mixp_dtype      dtype;      /* dtype that the site stores from now on */
     float           largest;    /* largest value seen */
     double          flushed;    /* flushed share of the values that are not 0 */
-    double          imprecise;  /* share of the variation over the batch that rounding took */
+    double          imprecise;  /* share of the variation over the batch that rounding lost */
     const char     *operand;    /* of OPERAND, OPERAND_BACK: "x", "w" or "dy"; otherwise "" */
     double          error;      /* mean relative error of the quantised operand */
     double          clipped;    /* share of its values that were clipped */
