@@ -153,8 +153,8 @@ plant normal             factor  tensors     test_init_moments_and_repeatability
 plant view_aligned       drop    tensors     test_bad_shapes_and_arguments
 plant region_refused     swap    autocast    test_regions_nest_and_restore
 plant region_no_grad     logic   autocast    test_blocks_on_one_line
-plant region_pushed      always  autocast    test_bad_regions
-plant region_pop         turn    autocast    test_open_and_close
+plant region_close       turn    autocast    test_open_and_close
+plant region_unopened    always  autocast    test_bad_regions
 plant region_leave       sign    autocast    test_regions_nest_and_restore
 plant region_told        drop    autocast    test_blocks_left_open_are_told_and_closed
 plant level_two          swap    autocast    test_dtype_of_every_operator
