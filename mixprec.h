@@ -8760,8 +8760,7 @@ static uint64_t mixpi_topk_rank(const mixp_topk_args *k, int64_t row, int32_t i)
     return (uint64_t)key << 32 | (uint32_t)~i;
 }
 
-/* Lets `moved` sink from `at` in a heap of n positions, in which each comes behind those under
- * it. */
+/* Moves `moved` down from `at` in a heap of n positions; each position ranks after its children. */
 static void mixpi_topk_sift(
     const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at, int64_t n, int32_t moved) {
     const uint64_t own = mixpi_topk_rank(k, row, moved);
@@ -9070,7 +9069,7 @@ MIXPI_OF_SET(neon)
 #  undef MIXPI_OF_SET_KERNEL
 extern MIXPI_HIDDEN const mixp_kernels mixpi_kernels_bf16_avx512, mixpi_kernels_amx_avx512,
     mixpi_kernels_amx_f16_avx512, mixpi_kernels_f16_neon, mixpi_kernels_bf16_neon;
-/* Does the processor give the known answer? See mixpi_pairs_answer and mixpi_amx_answer. */
+/* Does the processor compute the known answer? See mixpi_pairs_answer and mixpi_amx_answer. */
 MIXPI_HIDDEN int mixpi_bf16_answers_avx512(void);
 MIXPI_HIDDEN int mixpi_amx_answers_avx512(int f16);
 MIXPI_HIDDEN int mixpi_f16_answers_neon(void);
@@ -9675,7 +9674,7 @@ static const mixpi_pairs_known mixpi_known_f16 = {
     { 2051.0f, 16777220.0f, 0.000244140625f, 1.0019540786743164f }
 };
 
-/* The pair in the order of this machine: swapped halves on Arm. */
+/* The value of a pair in this machine's order: Arm swaps the halves. */
 static float mixpi_known_pair(uint32_t pair) {
     return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair);
 }
@@ -9901,7 +9900,7 @@ static void mixpi_gemm_cut(mixpi_gemm_job *job, int64_t threads) {
     job->cols = mixpi_ceil_div(job->bands, job->across) * wide;
 }
 
-/* Plans a gemm by the tiles of `set`, all but the memory of its slices. */
+/* Plans a gemm with the tiles of `set`, except the memory of its slices. */
 static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pairs,
     const mixpi_gemm_shape *set, int64_t threads) {
     const int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
@@ -9992,8 +9991,8 @@ static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
 }
 
 /* Decides whether tiles multiply q, k, v and `other`, which in the forward pass is one of them. All
- * must be bf16, or all f16. The rule takes no size, so a query's result has the same bits in each
- * batch and beside each number of keys. */
+ * must be bf16, or all f16. The rule does not depend on a size, so a query's result is
+ * bit-identical in each batch and with each number of keys. */
 static void mixpi_heads_take_tiles(
     mixpi_heads *h, const mixpi_attention_set *set, const mixp_attention_args *k, mixp_in other) {
     const mixp_dtype dtype = k->q.dtype;
@@ -10535,7 +10534,7 @@ static void mixpi_stretch_carve(mixpi_stretch *s, mixpi_stretch_room *room) {
 }
 
 /* The addresses of a full block of codes. For a block cut short by the row's end they point to a
- * copy, padded with 0. rest: the master's bits beside a bf16 weight. NULL if a state is f32 or
+ * copy, padded with 0. rest: the master's bits besides the bf16 weight. NULL if a state is f32 or
  * absent. */
 typedef struct mixpi_small {
     char    *m, *v, *weight, *rest;
@@ -10599,7 +10598,7 @@ static int mixpi_row_is_coded(const mixp_param_row *row) {
            (row->v && row->v_dtype != MIXP_F32);
 }
 
-/* The most bytes of scratch memory that a kernel of this file takes for rows[count]. */
+/* The most bytes of scratch memory that a kernel of this file needs for rows[count]. */
 static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
     int64_t i, n = 0;
     for (i = 0; i < count; i++) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
@@ -11346,12 +11345,12 @@ MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int satura
     if (stochastic) add = ~random >> (32u - shift);
     else add = (0x7FFFFFFFu >> (32u - shift)) + (m >> shift & 1u);
 
-    /* Exponent and mantissa in one sum; a carry goes on into the exponent. */
+    /* Exponent and mantissa in one sum; a carry continues into the exponent. */
     e = mixpi_vbits_max(e - lift, zero);
     m = (e << keep) + ((m + add) >> shift);
     m = mixpi_vbits_min(m, mixpi_vbits_all(saturate ? top : top + 1u));
 
-    /* NaN, which keeps its payload where there is room, and the sign. */
+    /* NaN, which keeps the sign, and its payload if there is room. */
     nan = mixpi_vbits_all((top + 1u) | 1u << (keep - 1u));
     if (to != MIXP_F8_E4M3) nan |= payload >> cut;
     m = mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), nan, m);
@@ -11769,7 +11768,7 @@ MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return (mixpi_vreg)bits;
 MIXPI_SMALL_END
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * The inner loop of a kernel reads only f32: the array itself if it is f32, otherwise a small
- * buffer that stays in L1. Each kernel is therefore written once and takes every mix of dtypes. */
+ * buffer that stays in L1. Each kernel is therefore written once, for every mix of dtypes. */
 MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 { return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : d == MIXP_F64 ? 8 : 1; }
 
@@ -13333,8 +13332,8 @@ MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float ma
     return sum;
 }
 
-/* row_sumexp without the first column that equals max, whose exp is 1: beside 1, the sum would lose
- * the others. If the row is one block, e holds its exps. */
+/* row_sumexp without the first column that equals max, whose exp is 1: added to 1, the others would
+ * lose precision. If the row is one block, e holds its exps. */
 MIXPI_K double MIXPI_P(row_others)(mixp_in a, int64_t at, int64_t cols, float max, float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
@@ -13817,8 +13816,8 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
 
 MIXPI_KERNEL(cross_entropy, mixpi_cpu_cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
-/* d = factor (all softmax + others) of the columns i to i + n of a row; the target's is of its
- * own. */
+/* d = factor (all softmax + others) of the columns i to i + n of a row; the target's is computed
+ * separately. */
 MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *k, int64_t row,
                                         mixpi_entropy_slopes s, int64_t i, int64_t n, float *d) {
     const int64_t target = k->targets[row];
@@ -14766,7 +14765,7 @@ MIXPI_V void MIXPI_P(tiles_split_floats)(uint16_t *high, uint16_t *low, mixpi_v 
     _mm512_storeu_si512(low, MIXPI_P(tiles_upper)(r, s));
 }
 
-/* Splits `lines` packed rows of 32 f16 in place: the high parts stay, the low parts go one step
+/* Splits `lines` packed rows of 32 f16 in place: the high parts stay, the low parts move one step
  * further. Every finite f16 has 11 significant bits and is at least 2^-24, so the split is exact.
  * Returns nonzero if a number is Inf or NaN. */
 MIXPI_V unsigned MIXPI_P(tiles_split)(uint16_t *packed, int lines) {
@@ -15428,8 +15427,8 @@ MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
 
 /* --- the kernel --- */
 
-/* On an Emerald Rapids products of bf16 by tiles took a fifth of AVX-512's time (600 to 830 beside
- * 120 to 149 GFLOP/s), and products of split f16 half of it. */
+/* On an Emerald Rapids products of bf16 by tiles took a fifth of AVX-512's time (600 to 830 and 120
+ * to 149 GFLOP/s), and products of split f16 half of it. */
 static const mixpi_gemm_shape MIXPI_P(tiles_shape) =
     { 32, 32, 5 * MIXPI_SUM_LANES, MIXPI_P(tiles_task) };
 static const mixpi_gemm_shape MIXPI_P(tiles_shape_split) =
@@ -16342,7 +16341,7 @@ MIXPI_V __mmask16 MIXPI_P(tiled_sees)(int64_t reach, int64_t j) {
 }
 
 /* The largest scores of 16 queries among n keys, or -Inf; a NaN does not count. Even and odd keys
- * have chains of their own, because a maximum waits for the one before. */
+ * have separate chains, because a maximum waits for the one before. */
 MIXPI_V mixpi_v MIXPI_P(tiled_top)(const float *scores, int64_t n, int64_t reach,
                                    const int whole) {
     mixpi_v even = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), odd = even;
@@ -18092,7 +18091,7 @@ MIXPI_V mixpi_vbits MIXPI_P(q_nearest)(const mixpi_grid *g, mixpi_vbits a) {
                                              mixpi_rbits(tiny), normal));
 }
 
-/* Shifting the mantissa by the exponent cuts off, as converting to a whole number does. */
+/* Shifting the mantissa by the exponent truncates, like a conversion to an integer. */
 MIXPI_V mixpi_vbits MIXPI_P(q_random)(const mixpi_grid *g, mixpi_vbits a, mixpi_vbits random) {
     const mixpi_vbits capped = mixpi_vbits_min(a, mixpi_vbits_all(g->max));
     const mixpi_vbits up = 0x3FFFFFu - (random >> 10), zero = mixpi_vbits_all(0);
@@ -18572,7 +18571,7 @@ MIXPI_RARE mixpi_v MIXPI_P(recode_scales)(const mixp_recode_args *k, int64_t str
     return mixpi_vload(s);
 }
 
-/* The codes of 16 values of elements. */
+/* Writes the codes of 16 quantised values. */
 MIXPI_V void MIXPI_P(put_e2m1)(uint8_t *codes, mixpi_v v) {
     float x[16];
     mixpi_vstore(x, v);
@@ -18881,7 +18880,7 @@ typedef enum mixpi_bits {
 static const char *const mixpi_bits_names[MIXPI_BITS_COUNT] = { "", "cpu", "cpu amx",
                                                                 "cpu amx f16" };
 
-/* Asks the name, because a program may wrap a device in a table of its own. */
+/* Asks the name, because a program may wrap a device in its own table. */
 static mixpi_bits mixpi_bits_of(const mixp_device *d) {
     if (!d->name || strncmp(d->name, "cpu ", 4) != 0) return MIXPI_BITS_OTHER;
     if (!strstr(d->name, " amx")) return MIXPI_BITS_SHARED;
@@ -19237,11 +19236,11 @@ typedef struct mixpi_piece {
  * that repeats itself allocates nothing after its first round. */
 typedef struct mixpi_arena {
     mixpi_piece *first;
-    size_t       used;          /* bytes handed out since the last reset and not given back */
+    size_t       used;          /* bytes allocated since the last reset and not freed */
     int          on_device;
     int          turns;         /* 0, or the parts of each piece; a step uses one part */
     int          turn;          /* the part that the current step uses                     */
-    struct mixpi_free *free;    /* buffers given back within the step                      */
+    struct mixpi_free *free;    /* buffers freed within the step                           */
 } mixpi_arena;
 
 /* Parts of the arena that holds the records of activations. A step never reuses the part of the
@@ -19276,7 +19275,7 @@ typedef struct mixpi_params {
     int64_t       count, room;  /* room: a power of 2; 0 = no memory yet                   */
 } mixpi_params;
 
-/* Unscaled f16 gradients of the newest walk that met any; see walk/unscaled.c. */
+/* Unscaled f16 gradients of the last walk that met any; see walk/unscaled.c. */
 typedef struct mixpi_unscaled {
     int    walks;               /* number of walks that met such gradients                 */
     int    met;                 /* 1: the current walk has met one                         */
@@ -19291,7 +19290,7 @@ typedef struct mixpi_backup {
                                    until a step writes the buffer                          */
     uint64_t     window;        /* the window whose first write filled data; 0 = none      */
     uint64_t     kept_in;       /* generation of that write                                */
-    uint64_t     computed;      /* the newest window that wrote computed values; 0 = none  */
+    uint64_t     computed;      /* the last window that wrote computed values; 0 = none    */
     mixp_buffer_ranks ranks;
 } mixpi_backup;
 
@@ -19303,7 +19302,7 @@ typedef struct mixpi_buffers {
     int      retries;           /* 1: the program has called mixp_retry                    */
     const mixp_tensor *unbuffered;  /* a frozen parameter that a step of several ranks wrote */
     uint64_t sent;              /* hash of the shared buffers sent so far, in their order  */
-    uint64_t failures;          /* errors.failures when the newest step began              */
+    uint64_t failures;          /* errors.failures when the last step began                */
 } mixpi_buffers;
 
 /* The first error and the first warning; see errors.c. */
@@ -19345,9 +19344,9 @@ typedef struct mixpi_capture {
     uint64_t    failures;       /* errors.failures when the capture began                  */
     mixp_graph *graphs;
     uint64_t    replays;        /* replays of graphs that change a loss scale on the device only */
-    uint64_t    replayed;       /* the step count after the newest replay                  */
+    uint64_t    replayed;       /* the step count after the last replay                    */
     uint64_t    sites_moved;    /* incremented when a site changes the dtype that it stores */
-    int         scale_moved;    /* 1: a loss scale changed since the newest mixp_capture_begin */
+    int         scale_moved;    /* 1: a loss scale changed since the last mixp_capture_begin */
     int         cast_recorded;  /* 1: since then, a low copy was renewed by a recorded kernel,
                                    which runs only at replays                              */
     int         update_recorded;    /* 1: since then, a step of an optimizer was recorded  */
@@ -19356,7 +19355,7 @@ typedef struct mixpi_capture {
 /* The calls of this step; see ../tape. */
 typedef struct mixpi_tape {
     mixpi_tape_entry *newest;
-    mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, newest first   */
+    mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, latest first   */
     int64_t     calls;          /* operators applied in this step, casts included          */
     int64_t     drawn;          /* calls of this step that drew random numbers: the next one's
                                    key, the same at each level and in each dtype           */
@@ -19370,15 +19369,15 @@ typedef struct mixpi_tape {
 
 typedef struct mixpi_walk {
     int            running;     /* 1: a walk back is running                               */
-    uint64_t       walked_in;   /* generation of the newest walk back that succeeded       */
+    uint64_t       walked_in;   /* generation of the last walk back that succeeded         */
     mixpi_unscaled unscaled;
     int            f32_gradients;   /* the description's f32_gradients                     */
 } mixpi_walk;
 
 /* Scalers, optimizers and their updates; see ../step. */
 typedef struct mixpi_training {
-    void       *scalers, *optimizers;   /* all of them, newest first                       */
-    uint64_t    updated_in;     /* generation of the newest update of an optimizer         */
+    void       *scalers, *optimizers;   /* all of them, latest first                       */
+    uint64_t    updated_in;     /* generation of the last update of an optimizer           */
     int         scale_asked;    /* 1: the program has read or set a loss scale             */
     int         averaged;       /* optimizers whose averages are in the weights            */
     const void *tally_of;       /* optimizer whose counts are on their way to the host     */
@@ -19400,7 +19399,7 @@ typedef struct mixpi_products {
 
 /* Permanent tensors that every step makes are a mistake. */
 typedef struct mixpi_made {
-    uint64_t in;                /* generation in which the newest permanent tensor was made */
+    uint64_t in;                /* generation in which the last permanent tensor was made */
     int      runs;              /* consecutive generations before it that made tensors     */
 } mixpi_made;
 
@@ -19416,7 +19415,7 @@ struct mixp_context {
     int64_t         tensors_made;   /* ids of permanent tensors                            */
     int             evaluates;  /* 1: the step began with mixp_eval_begin, which counts none */
     /* tensors */
-    mixp_tensor    *tensors;    /* permanent tensors, newest first                         */
+    mixp_tensor    *tensors;    /* permanent tensors, latest first                         */
     mixpi_params    params;
     mixpi_buffers   buffers;
     mixpi_made      made;
@@ -19476,7 +19475,7 @@ static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
     return b;
 }
 
-/* Takes the free chunk at *at, which has room. The rest of the chunk becomes a chunk of its own. */
+/* Takes the free chunk at *at, which has room. The rest of the chunk becomes a separate chunk. */
 static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes) {
     mixpi_block_part *c = *at, *rest = c->next;
     if (c->size - bytes > MIXPI_LINE) {
@@ -19652,7 +19651,7 @@ static mixp_result mixpi_failed(const mixp_context *ctx) {
     return ctx->errors.code != MIXP_OK ? ctx->errors.code : MIXP_ERR_ARGUMENT;
 }
 
-/* Is t a live tensor record? A gradient that was given back has no data. */
+/* Is t a live tensor record? A released gradient has no data. */
 static int mixpi_is_tensor(const mixp_tensor *t) {
     return t && t->own.self == t && t->own.of == t->ctx && t->data;
 }
@@ -19687,7 +19686,7 @@ static int mixpi_is_spilled(const mixp_tensor *t) {
 #define MIXPI_SPILLED                                                                        \
     "was made in a block of mixp_recompute, which has freed it: only the result of the block stays"
 
-/* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
+/* MIXP_ERR_ARGUMENT if t is not a tensor, MIXP_ERR_ORDER if t is from an earlier step. */
 static mixp_result mixpi_check_live(const mixp_tensor *t, const char *who) {
     char stale[192];
     if (mixpi_is_spilled(t))
@@ -19698,8 +19697,8 @@ static mixp_result mixpi_check_live(const mixp_tensor *t, const char *who) {
         t->ctx, MIXP_ERR_ORDER, "%s: the tensor %s", who, mixpi_stale(t->ctx, stale));
 }
 
-/* Every write to t's memory calls this function. The new version tells readers of t, in any shape,
- * that its values changed. */
+/* Every write to t's memory calls this function. The new version shows readers of t, in any shape,
+ * that the values changed. */
 static void mixpi_note_write(mixp_tensor *t, const char *who) {
     mixp_tensor *origin = t->own.origin;
     t->version++;
@@ -20033,7 +20032,7 @@ static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
 
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
-/* The bytes that a buffer takes in an arena. */
+/* The bytes that a buffer needs in an arena. */
 static size_t mixpi_room(size_t bytes) {
     const size_t to = mixpi_alignment(bytes);
     return bytes ? (bytes + to - 1) & ~(to - 1) : to;
@@ -20059,9 +20058,8 @@ static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t b
     return *at;
 }
 
-/* Reuses a buffer that was given back: one of exactly that size, or part of a larger one. A small
- * buffer takes the end, so that the front stays at its multiple of MIXPI_LARGE_ALIGN. Returns NULL
- * if none fits. */
+/* Reuses a free buffer: one of exactly that size, or part of a larger one. A small buffer uses the
+ * end, so that the front stays at its multiple of MIXPI_LARGE_ALIGN. Returns NULL if none fits. */
 static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
     mixpi_free **at = &a->free, **larger = NULL;
     for (; *at && (*at)->size != bytes; at = &(*at)->next)
@@ -20631,7 +20629,7 @@ static uint64_t mixpi_world(const mixp_context *ctx) {
 /* This context's place among these parts, from 0. */
 static int mixpi_place(const mixp_context *ctx) { return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
 
-/* Key of this step's random numbers. Each rank has a key of its own, for its part of the batch. */
+/* Key of this step's random numbers. Each rank has its own key, for its part of the batch. */
 static uint64_t mixpi_random_step(const mixp_context *ctx) {
     return ctx->step + 1u + (uint64_t)mixpi_place(ctx) - mixpi_world(ctx);
 }
@@ -20701,7 +20699,7 @@ typedef struct mixpi_lossy {
     double  bounds[2];          /* bounds of error and clipped; 0 = never                  */
     double  error, clipped;     /* the most that one quantisation of the sample lost       */
     double  excess;             /* the larger of both, as a share of its bound             */
-    mixp_block_look blocks;     /* of this sample, or of the newest that measured it       */
+    mixp_block_look blocks;     /* of this sample, or of the last that measured it         */
 } mixpi_lossy;
 
 /* A loss as a share of its bound; 0 if bound is 0, which means never. */
@@ -20922,8 +20920,8 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
     return MIXP_OK;
 }
 
-/* Like mixpi_write_begin, for a write of computed values: the step checks them. The program means
- * what it writes by mixp_write, mixp_fill or mixp_init_...: an Inf there is no overflow. */
+/* Like mixpi_write_begin, for a write of computed values: the step checks them. Writes by
+ * mixp_write, mixp_fill or mixp_init_... are intended: an Inf there is not an overflow. */
 static mixp_result mixpi_write_computed(mixp_tensor *t, const char *who) {
     mixpi_backup *b = mixpi_backup_of(t);
     MIXPI_TRY(mixpi_write_begin(t, who));
@@ -21030,7 +21028,7 @@ static mixp_result mixpi_window_recover(mixp_context *ctx) {
 }
 /* --- context --------------------------------------------------------------------------- */
 
-/* Returns what is wrong with a description; NULL if nothing is. */
+/* Returns the error in a description; NULL = none. */
 static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
@@ -21177,7 +21175,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_capture_begin: a capture is already active; call mixp_capture_end first");
 
-    /* The step to be recorded begins with what the newest step leaves. */
+    /* The step to be recorded begins with what the last step leaves. */
     MIXPI_TRY(mixpi_window_recover(ctx));
 
     ctx->capture.step = ctx->step;
@@ -21332,7 +21330,7 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
 }
 /* --- tensors --------------------------------------------------------------------------- */
 
-/* A tensor as an argument of kernels. NULL gives an argument without data. */
+/* A tensor as an argument of kernels. NULL makes an argument without data. */
 static mixp_in mixpi_tensor_in(const mixp_tensor *t) {
     return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32);
 }
@@ -21809,7 +21807,7 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain) {
 }
 /* --- parameters ------------------------------------------------------------------------ */
 
-/* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
+/* Does text[0..n) fit the pattern? * matches any characters, ? matches one. */
 static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
     const char *star = NULL;
     size_t at = 0, retry = 0;
@@ -21820,7 +21818,7 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
         } else if (*pattern == '?' || *pattern == text[at]) {
             pattern++;
             at++;
-        } else if (star) { /* the newest star takes one more character */
+        } else if (star) { /* the last star matches one more character */
             pattern = star + 1;
             at = ++retry;
         } else return 0;
@@ -21841,7 +21839,7 @@ static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     return &p->named[at];
 }
 
-/* The tensor becomes the newest of these. There is room for it. */
+/* The tensor becomes the last of these. There is room for it. */
 static void mixpi_params_add(mixpi_params *p, mixp_tensor *t) {
     p->made[p->count++] = t;
     if (*t->name) *mixpi_name_place(p, t->name) = t;
@@ -22000,7 +21998,7 @@ MIXPREC_API mixp_tensor *mixp_buffer(
     return t;
 }
 
-/* Returns t's backup; NULL, with the error set, if t is no buffer. */
+/* Returns t's backup; NULL, with the error set, if t is not a buffer. */
 static mixpi_backup *mixpi_need_buffer(const mixp_tensor *t, const char *who, mixp_result *r) {
     mixpi_backup *b = NULL;
     *r = mixpi_check_live(t, who);
@@ -22048,7 +22046,7 @@ MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
 
-/* On the best instruction set: each gives the same bits. */
+/* Uses the best instruction set: all are bit-identical. */
 MIXPREC_API mixp_result mixp_quantise(
     const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
     mixp_quantise_args own;
@@ -22118,16 +22116,16 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
-    mixp_dtype      low;        /* dtype of the newest of those regions                    */
-    const char     *unlowered;  /* name of the newest of those operators that kept f32     */
+    mixp_dtype      low;        /* dtype of the last of those regions                      */
+    const char     *unlowered;  /* name of the last of those operators that kept f32       */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
-    char            uncoded_name[64];   /* weight of the newest uncoded linear             */
-    const char     *uncoded_why;    /* why the newest uncoded linear cannot                */
-    mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
-    mixp_recipe     trained;    /* recipe of the newest linear that trains; without one, of the
-                                   step's newest region. Ranks compare it                  */
-    mixp_recipe     opened;     /* recipe of the newest region outside of evaluations      */
+    char            uncoded_name[64];   /* weight of the last uncoded linear               */
+    const char     *uncoded_why;    /* why the last uncoded linear cannot                  */
+    mixp_recipe     delayed;    /* last recipe of delayed scaling; kind NONE: none was set */
+    mixp_recipe     trained;    /* recipe of the last linear that trains; without one, of the
+                                   step's last region. Ranks compare it                    */
+    mixp_recipe     opened;     /* recipe of the last region outside of evaluations        */
     uint64_t        trained_in, opened_in;      /* generations in which those were set     */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see recipes/delayed.c    */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
@@ -22260,7 +22258,7 @@ static const char *mixpi_delayed_wrong(
     return "the recipe's history differs from the context's earlier one; make a new context";
 }
 
-/* Does a region's recipe stand for the rules of mixp_autocast_set_recipes? */
+/* Does a region's recipe represent the rules of mixp_autocast_set_recipes? */
 static int mixpi_recipe_is_rules(const mixpi_casting *c, const mixp_recipe *r) {
     return c && r == &c->by_rules;
 }
@@ -22275,8 +22273,8 @@ static const mixp_recipe *mixpi_rules_recipe(const mixpi_casting *c, const char 
     return NULL;
 }
 
-/* The recipe of delayed scaling that linears in a region may take; NULL: they take none. All rules
- * of delayed scaling have the same. */
+/* The recipe of delayed scaling that linears in a region may use; NULL: none. All rules of delayed
+ * scaling have the same. */
 static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mixp_recipe *r) {
     if (!mixpi_recipe_is_rules(c, r)) return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
     for (int i = 0; i < c->n_rules; i++)
@@ -22330,8 +22328,8 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
 }
 
-/* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
- * from the region, because the other ranks may have met one. */
+/* Before a walk back: a rank whose step has met no linear under delayed scaling uses the region's
+ * recipe, because the other ranks may have met one. */
 static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
     if (!c || c->opened_in != ctx->generation || c->trained_in == ctx->generation) return;
@@ -22652,7 +22650,7 @@ static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t) {
 }
 
 /* The widest dtype of the inputs, as they would be without a guard. f16 with bf16 gives f32,
- * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
+ * because neither can represent the other's values. mixpi_guarded_dtype decides for the guard. */
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     for (int i = 0; i < n; i++) {
@@ -22743,7 +22741,7 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
 }
 /* ==== 7. TAPE (implementation) ======================================================== */
 
-enum { MIXPI_READS = 8 };       /* inputs whose gradients have a read set of their own     */
+enum { MIXPI_READS = 8 };       /* inputs whose gradients have their own read set          */
 
 typedef struct mixpi_rerun mixpi_rerun;
 
@@ -22886,7 +22884,7 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
 
 /* --- running one operator --------------------------------------------------------------------- */
 
-/* Runs one of the operator's own functions. A function that begins a step loses its call and
+/* Runs one of the operator's own functions. A function that begins a step frees its call, and
  * fails. */
 static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)(mixp_call *)) {
     mixp_context *ctx = c->ctx;
@@ -23217,7 +23215,7 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
     }
     mixpi_crew_lose(ctx, by);
 }
-/* --- is a gradient that was asked for written? ------------------------------------------ *
+/* --- is a requested gradient written? --------------------------------------------------- *
  *
  * Where the host can look, its first and last element are made a signalling NaN, which no
  * arithmetic gives.
@@ -23279,7 +23277,7 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i) {
     return mixpi_wants_grad(t) && !(e->inputs[i] & MIXPI_INPUT_CONSTANT);
 }
 
-/* Copies a borrowed gradient into memory of its own. */
+/* Copies a borrowed gradient into its own memory. */
 static mixp_result mixpi_end_loan(mixp_tensor *b) {
     mixp_in held = mixpi_tensor_in(b);
     if (!b->own.borrowed) return MIXP_OK;
@@ -23335,8 +23333,8 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     return g;
 }
 
-/* Can input i's gradient take over the memory of the incoming gradient? Only if it is the input's
- * first gradient, with the same dtype and count. */
+/* Can input i's gradient reuse the memory of the incoming gradient? Only if it is the input's first
+ * gradient, with the same dtype and count. */
 static int mixpi_call_can_take(const mixp_call *c, int i) {
     const mixp_tensor *t = mixpi_grad_owner(c, i);
     if (c->out->requires_grad || c->out->own.grad->own.borrowed) return 0;
@@ -23489,7 +23487,7 @@ static int mixpi_was_asked(const mixp_call *c, int i) {
     return 0;
 }
 
-/* How backward failed to give the gradient of input i; NULL: it gave the gradient. */
+/* Why backward did not write the gradient of input i; NULL: it wrote the gradient. */
 static const char *mixpi_gradient_wrong(const mixp_call *c, int i) {
     const int flags = mixpi_entry_of(c)->inputs[i];
     if (!mixp_call_wants(c, i)) return NULL;
@@ -23499,7 +23497,7 @@ static const char *mixpi_gradient_wrong(const mixp_call *c, int i) {
     return "requested, but did not write,";
 }
 
-/* After an operator's backward: fails unless backward has given every gradient that is wanted. */
+/* After an operator's backward: fails unless backward has written every wanted gradient. */
 static mixp_result mixpi_check_given(mixp_call *c) {
     mixpi_tape_entry *e = mixpi_entry(c);
     const char *wrong = NULL;
@@ -23693,9 +23691,9 @@ static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
     ctx->tape.unrecorded = NULL;
 }
 
-/* Gives a call memory for its result and for what it saves. The result of the block still has both,
- * unless a later operator has freed it or let its gradient overwrite it. A reshape has the memory
- * of its input. */
+/* Allocates memory for a call's result and for what it saves. The result of the block still has
+ * both, unless a later operator has freed it or let its gradient overwrite it. A reshape has the
+ * memory of its input. */
 static mixp_result mixpi_rerun_memory(mixpi_tape_entry *e) {
     mixp_call *c = &e->call;
     if (!e->alias && mixpi_rerun_keeps(e->block, e) && !c->out->own.spent) return MIXP_OK;
@@ -24243,8 +24241,8 @@ static mixp_result mixpi_constant_fits(
         c->op->name, name, (double)value, mixp_dtype_name(dtype), mixpi_largest(dtype), instead);
 }
 
-/* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf
- * for an overflow nor its size for the size of computed values. */
+/* Notes that the program itself wrote the constant `value` into t: a guard does not count its Inf
+ * as an overflow, nor its size as the size of computed values. */
 static void mixpi_note_written(mixp_tensor *t, double value) {
     double low = 0.0; /* memory for any dtype */
     mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
@@ -24452,14 +24450,14 @@ MIXPI_SELDOM_BEGIN
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
     mixp_tensor *weight;
-    mixp_recipe  recipe;        /* recipe of the newest linear that trains                 */
+    mixp_recipe  recipe;        /* recipe of the last linear that trains                   */
     int          length;        /* length of each operand's history                        */
     float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
                                    then from old to new                                    */
     float       *scales;        /* [MIXPI_ROLES]                                           */
 } mixpi_scaled;
 
-/* Does the device have memory of its own? */
+/* Does the device have its own memory? */
 static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
@@ -24526,7 +24524,7 @@ static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role) {
     return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX;
 }
 
-/* Moves a history by one place; the newest amax becomes the last. Returns the largest. */
+/* Moves a history by one place; the latest amax becomes the last. Returns the largest. */
 static float mixpi_history_turn(float *history, int length) {
     const float newest = history[0];
     float largest = newest;
@@ -24573,7 +24571,7 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
 }
 
 /* --- ranks ---
- * Each rank shares the newest amax of every parameter's linears, in the order in which the
+ * Each rank shares the latest amax of every parameter's linears, in the order in which the
  * parameters were made, which is the same on all ranks. */
 
 static int mixpi_is_scaled_weight(const mixp_tensor *t) {
@@ -24587,7 +24585,7 @@ static int64_t mixpi_scaled_words(const mixp_context *ctx) {
     return MIXPI_ROLES * n;
 }
 
-/* Copies the newest amax of each state to its place in newest[words], or back. All in the device's
+/* Copies the latest amax of each state to its place in newest[words], or back. All in the device's
  * memory. */
 static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int back) {
     const mixp_tensor *t;
@@ -24618,7 +24616,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
     return r;
 }
 
-/* Makes the states of linears that only other ranks have met, with the recipe of the newest linear
+/* Makes the states of linears that only other ranks have met, with the recipe of the last linear
  * that trains. The other states keep theirs. */
 static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest) {
     mixp_tensor *t;
@@ -24649,7 +24647,7 @@ static mixp_result mixpi_scaled_join(
     return r;
 }
 
-/* Gives each state the largest newest amax of all ranks. table, newest: host memory. */
+/* Sets each state's latest amax to the largest of all ranks. table, newest: host memory. */
 static mixp_result mixpi_scaled_exchange(
     mixp_context *ctx, double *table, float *newest, int64_t words) {
     const size_t bytes = (size_t)words * sizeof *newest;
@@ -24927,9 +24925,9 @@ typedef struct mixpi_recipe_call {
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller gives it back. how, scales: set if narrow products run. lines: a factor for
- * each row of the product's result, or NULL. down: lines has a factor for each column instead.
- * kept: lines is saved for backward. */
+ * too, and the caller frees it. how, scales: set if narrow products run. lines: a factor for each
+ * row of the product's result, or NULL. down: lines has a factor for each column instead. kept:
+ * lines is saved for backward. */
 typedef struct mixpi_quantised {
     mixp_tensor *y, *factor, *scales, *lines;
     mixp_narrow  how;
@@ -25230,8 +25228,8 @@ static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi
     return MIXP_OK;
 }
 
-/* Quantises an operand into an array of the arena. transformed: its Hadamard transform is taken
- * first, into *transformed, which the caller gives back; NULL: no transform. */
+/* Quantises an operand into an array of the arena. transformed: computes its Hadamard transform
+ * first, into *transformed, which the caller frees; NULL: no transform. */
 static mixp_result mixpi_recipe_once(
     mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k, mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
@@ -25381,8 +25379,8 @@ static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
     return r;
 }
 
-/* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
- * back. */
+/* Runs g with its two operands already in place, a quantised before b, and frees the quantised
+ * operands. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
     const mixpi_quantised *a, const mixpi_quantised *b) {
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
@@ -25498,7 +25496,7 @@ static mixp_result mixpi_coded_save(
 }
 
 /* Keeps the codes of x. q: forward's quantised x, if the gradient of the weight has the same;
- * otherwise q->y is NULL and x is quantised here. The caller gives q->y back. */
+ * otherwise q->y is NULL and x is quantised here. The caller frees q->y. */
 static mixp_result mixpi_coded_keep(
     mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x, mixpi_quantised *q) {
     mixp_recode_args k;
@@ -25735,7 +25733,7 @@ static void mixpi_product_at(
     }
 }
 
-/* Keeps x[m, k] as codes, after the product. q: x as the product read it; given back here. */
+/* Keeps x[m, k] as codes, after the product. q: x as the product read it; released here. */
 static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quantised *q) {
     mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
     if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
@@ -25929,7 +25927,7 @@ static mixp_result mixpi_product_join(
     return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
 }
 
-/* Quantises dy for a product that reads dy and `other`, or takes it from `both`, which holds it. */
+/* Quantises dy for a product that reads dy and `other`, or uses the quantised dy in `both`. */
 static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_role other,
     const mixpi_quantised *both, mixpi_quantised *q) {
     const int over_rows = other == MIXPI_ROLE_X;
@@ -26168,7 +26166,7 @@ static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t 
            (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_is_real(b->dtype)));
 }
 
-/* Does the context want GELU in a product's pass, for an x of this dtype? */
+/* Does the product compute GELU in its own pass, for an x of this dtype? */
 static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     mixp_dtype low = mixp_autocast_current(ctx).dtype;
     if (ctx->products.epilogues & MIXP_EPILOGUES_GELU) return 1;
@@ -26699,7 +26697,7 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
     return MIXPI_RUN(c, binary, k);
 }
 
-/* Starts with the second operand: the first operand may then take over the buffer of the incoming
+/* Starts with the second operand: the first operand may then reuse the buffer of the incoming
  * gradient, from which the second operand's gradient of a sum is read. */
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
@@ -27828,7 +27826,7 @@ static mixp_result mixpi_check_logits_live(mixp_call *c) {
         "mixp_tensor_set_disposable");
 }
 
-/* The arguments that backward takes over from forward. */
+/* The arguments that backward shares with forward. */
 static mixp_cross_entropy_backward_args mixpi_entropy_backward_of(
     const mixp_cross_entropy_args *forward) {
     mixp_cross_entropy_backward_args k;
@@ -29001,7 +28999,7 @@ static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int 
     return MIXPI_RUN(c, copy, &k);
 }
 
-/* Takes memory for n f32 numbers from the arena. The call gives it back. */
+/* Allocates n f32 numbers in the arena. The call frees them. */
 static float *mixpi_scan_room(mixp_call *c, int64_t n) {
     return (float *)mixpi_arena_take(c->ctx, &c->ctx->memory.dev, (size_t)n * sizeof(float));
 }
@@ -29691,7 +29689,7 @@ static mixp_tensor *mixpi_form_of_nothing(
     return mixp_add_scalar(ctx, mixp_sum(ctx, x, p->dim, p->keep), mixp_f32_of_bits(value));
 }
 
-/* The largest value is taken off first. The bounds keep Inf - Inf away. */
+/* The largest value is subtracted first. The bounds keep Inf - Inf away. */
 static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float most = mixp_f32_of_bits(0x7F7FFFFFu);
     if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0xFF800000u);
@@ -30439,7 +30437,7 @@ static mixp_result mixpi_einsum_wrong(mixp_context *ctx, const char *equation, c
         ctx, MIXP_ERR_ARGUMENT, "einsum: equation '%.60s': %s", equation ? equation : "", why);
 }
 
-/* Reads the equation into text. Without an arrow, the result has the letters that stand once, in
+/* Reads the equation into text. Without an arrow, the result has the letters that occur once, in
  * alphabetical order. */
 static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mixpi_einsum *e) {
     int part = 0;
@@ -30484,7 +30482,7 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
     return MIXP_OK;
 }
 
-/* Takes the sizes of the letters from the operands. */
+/* Reads the sizes of the letters from the operands. */
 static mixp_result mixpi_einsum_sizes(mixp_call *c, mixpi_einsum *e) {
     for (int part = 0; part < 2; part++) {
         const mixp_tensor *t = c->in[part];
@@ -30522,7 +30520,7 @@ static mixp_tensor *mixpi_einsum_permute(
     return mixp_permute(ctx, t, n, dims);
 }
 
-/* An operand without the letters that stand nowhere else, which are summed. */
+/* Sums an operand over the letters that occur only in it. */
 static mixp_tensor *mixpi_einsum_summed(
     mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *t, int part, char *left) {
     int n = 0;
@@ -30555,7 +30553,7 @@ static mixp_tensor *mixpi_einsum_product(
     a = mixp_reshape(ctx, mixpi_einsum_permute(ctx, a, of_a, as_a), 3, m);
     b = mixp_reshape(ctx, mixpi_einsum_permute(ctx, b, of_b, as_b), 3, n);
 
-    /* The product is [batch, rows, columns]; the result has an order of its own. */
+    /* The product is [batch, rows, columns]; the result may have another order. */
     mixpi_einsum_letters(e, of_a, batch, as_y);
     mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_y);
     mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_y);
@@ -30877,8 +30875,8 @@ static mixp_tensor *mixpi_chosen_tangent(mixp_call *c, int larger) {
     return mixp_where(ctx, mixp_eq(ctx, a, b), mean, one);
 }
 
-/* Of a to the power b: b a^(b-1) da + y log(a) db. The first slope is 0 where b is 0, the second
- * where a is 0. */
+/* The tangent of a to the power b: b a^(b-1) da + y log(a) db. The first slope is 0 where b is 0,
+ * the second where a is 0. */
 static mixp_tensor *mixpi_power_tangent(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *a = c->in[0], *b = c->in[1], *zero = mixpi_constant(ctx, 0.0), *slope;
@@ -30896,7 +30894,7 @@ static mixp_tensor *mixpi_power_tangent(mixp_call *c) {
     return mixpi_plus(ctx, da, db);
 }
 
-/* Of atan2(a, b): (b da - a db) / (a^2 + b^2); 0 where that sum is 0. */
+/* The tangent of atan2(a, b): (b da - a db) / (a^2 + b^2); 0 where that sum is 0. */
 static mixp_tensor *mixpi_atan2_tangent(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *a = c->in[0], *b = c->in[1];
@@ -30909,7 +30907,7 @@ static mixp_tensor *mixpi_atan2_tangent(mixp_call *c) {
     return mixp_div(ctx, mixpi_plus(ctx, da, db), a);
 }
 
-/* Of a > 0 ? a : b a. */
+/* The tangent of a > 0 ? a : b a. */
 static mixp_tensor *mixpi_prelu_tangent(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *a = c->in[0], *b = c->in[1], *below;
@@ -30981,7 +30979,7 @@ static mixp_tensor *mixpi_mlp_tangent(mixp_call *c) {
         c, mixp_gelu_tanh(ctx, before), d, MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
 }
 
-/* The operator itself, on tangents in place of its real inputs, in which it is linear. */
+/* Applies the operator to tangents instead of its real inputs, in which it is linear. */
 static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     mixp_tensor **in = (mixp_tensor **)mixpi_step_alloc(c->ctx, (size_t)c->n_in * sizeof *in);
     int i, required = 0;
@@ -31046,7 +31044,7 @@ static mixp_tensor *mixpi_compared_tangent(mixp_call *c) {
     return mixp_scale(ctx, mixp_sum(ctx, d, MIXP_ALL, 0), (float)(1.0 / (double)p->k.over));
 }
 
-/* Of operators that are neither elementwise nor products. */
+/* The tangents of operators that are neither elementwise nor products. */
 /* clang-format off */
 static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     const mixpi_padding *pad = (const mixpi_padding *)c->attrs;
@@ -31152,7 +31150,7 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
     if (!list) return NULL;
 
-    /* The operators that lead to y, newest first. */
+    /* The operators that lead to y, latest first. */
     y->own.leads = 1;
     for (e = ctx->tape.newest; e; e = e->older) {
         if (!e->call.out->own.leads) continue;
@@ -31237,7 +31235,7 @@ struct mixp_scaler {
     uint64_t           epoch;   /* updates so far, counted by the host; starts at 1        */
     uint64_t           scales;  /* scales so far: number of the current scale, stored in marks */
     uint64_t           replays; /* the context's value when `scales` was last correct      */
-    mixp_optimizer    *checked; /* optimizers unscaled or stepped in checked_epoch, newest first */
+    mixp_optimizer    *checked; /* optimizers unscaled or stepped in checked_epoch, latest first */
     uint64_t           checked_epoch;
     uint64_t           began;   /* step of the first loss since the update; 0 = none yet */
     uint64_t           first;   /* `began` of the update before */
@@ -31781,7 +31779,7 @@ typedef struct mixpi_slot {
     int          where;         /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
     void        *shelf;         /* device memory: the weight while its average is in, or NULL */
-    uint64_t     written_for;   /* number of the newest step before which param was written */
+    uint64_t     written_for;   /* number of the last step before which param was written */
     int          written;       /* number of steps in a row of which that is true          */
     /* Used by the ranks. */
     int          owner;         /* rank that updates it; -1: each updates a piece          */
@@ -31799,7 +31797,7 @@ typedef struct mixpi_grad_tally {
 
 enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 
-/* A matrix is updated in three passes of the kernel `update`, each with a row of its own. */
+/* A matrix is updated in three passes of the kernel `update`, each with its own row. */
 enum { MIXPI_MUON_MOMENTUM, MIXPI_MUON_UNIT, MIXPI_MUON_LAST, MIXPI_MUON_PASSES };
 
 /* Working memory of Muon: device memory for the largest matrix, and the rows of its passes. */
@@ -31848,7 +31846,7 @@ struct mixp_optimizer {
     int              tally_here;    /* 1: the copy is up to date                        */
     int              tally_recorded; /* 1: a graph counts as well, without notice to the host */
     int64_t          tallies;   /* capacity in parameters                               */
-    int64_t          tally_count;   /* number of parameters at the newest count             */
+    int64_t          tally_count;   /* number of parameters at the last count               */
     int              tally_due; /* 1: the next look at the gradients counts as well     */
     int              tallied;   /* 1: the gradients of this step are counted            */
     int64_t          tally_step;    /* the context's step then, plus 1                  */
@@ -31861,16 +31859,16 @@ struct mixp_optimizer {
     mixpi_muon      *muon;      /* NULL: not Muon                                          */
     struct mixpi_shards *shards;    /* NULL: the states are not sharded over ranks         */
     uint64_t         views_summed;  /* generation in which clip summed the views; 0 = none */
-    uint64_t         cleared_in;    /* the context's generation at the newest mixp_zero_grad */
+    uint64_t         cleared_in;    /* the context's generation at the last mixp_zero_grad */
     uint64_t         stepped;       /* number of steps so far                              */
-    uint64_t         stepped_in;    /* the context's generation at the newest update       */
+    uint64_t         stepped_in;    /* the context's generation at the last update         */
     int64_t          stepped_after; /* operators applied in that generation before the update */
     mixp_optimizer  *next;      /* next in the context's list                              */
     /* Used by the ranks. */
     double          *table;     /* device memory in which ranks agree, made at its first use */
     int64_t          taken;     /* steps begun since it was made, the same on all ranks    */
     int              loaded;    /* 1: a checkpoint was loaded: the next step compares weights */
-    double           clip_norm; /* max_norm of the newest mixp_clip_grad_norm              */
+    double           clip_norm; /* max_norm of the last mixp_clip_grad_norm                */
     int              bit;       /* bit of this optimizer in a guard's sets of optimizers   */
     /* Averages of the first ema_count parameters, and the rows of the pass that updates them. */
     int64_t          ema_count, ema_room;
@@ -32768,10 +32766,10 @@ static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i) {
     return i >= opt->ema_begun && i < opt->ema_count;
 }
 
-/* Takes over n elements of a written weight, from `first` on, into an f32 master: those whose value
- * is no longer the master's rounded value. The others keep the master's further digits, so that a
- * program that clips its weights after each step, or writes them back, does not stop their
- * training. scratch: n numbers of 16 bits, then n bytes. */
+/* Copies elements of a written weight, n from `first` on, into an f32 master, if their value is no
+ * longer the master's rounded value. The others keep the master's further digits, so that a program
+ * that clips its weights after each step, or writes them back, does not stop their training.
+ * scratch: n numbers of 16 bits, then n bytes. */
 static mixp_result mixpi_master_follow(
     mixp_context *ctx, const mixp_param_row *row, int64_t first, int64_t n, char *scratch) {
     const mixp_kernels *kernels = ctx->device->kernels;
@@ -32815,8 +32813,8 @@ static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *
     return row->master && !mixpi_row_is_split(row) && kernels->compare && kernels->where;
 }
 
-/* Does the master of parameter i hold nothing of the weight's present values? It is new, or all of
- * the weight was loaded since. */
+/* Does the master of parameter i lack all of the weight's present values? It is new, or all of the
+ * weight was loaded since. */
 static int mixpi_master_is_void(const mixp_optimizer *opt, int64_t i) {
     const mixpi_slot *slot = &opt->slot[i];
     return i >= opt->count || slot->version < slot->param->own.loaded;
@@ -32943,7 +32941,7 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
     return at;
 }
 
-/* Decodes a state's code, whose size the dtype gives. weight: bits beside a split master. */
+/* Decodes a state's code, whose size the dtype gives. weight: the other bits of a split master. */
 static float mixpi_held_value(
     mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale, uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
@@ -33034,7 +33032,7 @@ static mixp_result mixpi_do_optimizer_read(const mixp_optimizer *opt, const mixp
     if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
     if (r != MIXP_OK) return r;
 
-    /* No state is kept, or the program wrote the weight, which the next step then takes over. */
+    /* No state is kept, or the program wrote the weight, and the next step copies the weight. */
     written = opt->slot[i].version != param->version &&
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
@@ -33146,7 +33144,7 @@ static mixp_result mixpi_held_store(const mixp_optimizer *opt, int64_t row, mixp
         return mixpi_upload(opt->ctx, at.scale + first / MIXP_STATE_BLOCK, &scale, 1);
     }
 
-    /* A master beside its weight: both are its parts. */
+    /* A master split between two arrays: the weight is one part. */
     for (int64_t i = 0; i < n; i++) {
         const mixpi_master_parts parts =
             at.dtype == MIXP_BF16 ? mixpi_master_to_16(in[i]) : mixpi_master_to_8(in[i], 0x80u);
@@ -33303,7 +33301,7 @@ static mixp_result mixpi_do_optimizer_add(
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
 
-    /* Make its row in the newest group. */
+    /* Make its row in the last group. */
     mixp_param_row *row = &opt->rows[opt->count];
     memset(row, 0, sizeof *row);
     row->weight = param->data;
@@ -33526,8 +33524,8 @@ static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const
     return MIXP_OK;
 }
 
-/* Warns of a group behind group 0 to which no parameter was added: mixp_optimizer_add adds to the
- * newest group. */
+/* Warns of a group after group 0 to which no parameter was added: mixp_optimizer_add adds to the
+ * last group. */
 static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
     int64_t i;
     for (int g = 1; g < opt->plan.n_groups; g++) {
@@ -33602,7 +33600,7 @@ static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *
 
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
  * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
- * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
+ * graph has its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     mixp_context *ctx = opt->ctx;
     if (opt->swapped) return mixpi_need_weights(opt, who);
@@ -33761,9 +33759,9 @@ static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
     return mixpi_muon_next(o, p->shape[0], p->shape[1]);
 }
 
-/* Takes the scratch memory of the products before a step changes anything: runs one iteration for
- * each parameter added since the last step, on whatever the working memory holds. A captured step
- * changes nothing while it is recorded. */
+/* Allocates the scratch memory of the products before a step changes anything: runs one iteration
+ * for each parameter added since the last step, on whatever the working memory holds. A captured
+ * step changes nothing while it is recorded. */
 static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     if (!o->muon || o->ctx->capture.active) return MIXP_OK;
@@ -33786,8 +33784,7 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
     return MIXPI_STEP_RUN(o, update, &k);
 }
 
-/* Scales x to norm 1: one pass finds the norm, in a step state of its own, and another
- * multiplies. */
+/* Scales x to norm 1: one pass finds the norm, in a separate step state, and another multiplies. */
 static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     mixp_grad_stats_args k;
     mixp_step_plan plan;
@@ -34142,9 +34139,9 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler, const mixpi_s
 }
 /* --- averages of weights --------------------------------------------------------------------- *
  *
- * The kernel `update` averages too, in a table of its own: a row's weight is the average, its
- * gradient the weight. The kernel reads the optimizer's step state, so it leaves the averages of a
- * skipped step as they are.
+ * The kernel `update` averages too, in a separate table: a row's weight is the average, its
+ * gradient the weight. The kernel reads the optimizer's step state, so a skipped step does not
+ * change the averages.
  */
 
 /* After the update kernel. */
@@ -34234,7 +34231,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
     MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_set_ema(opt, decay));
 }
 
-/* Can the averages be put in, or taken out? */
+/* Can the averages and the weights be swapped? */
 static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     const char *wrong = NULL;
     if (!opt->ema_count) wrong = "there is no average: call mixp_optimizer_set_ema first";
@@ -34249,7 +34246,7 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
 
-    /* Another optimizer's master weight would take over the average. */
+    /* Another optimizer's master weight would copy the average. */
     for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slot[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
@@ -34312,7 +34309,7 @@ MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
 }
 /* --- buffers at an update ------------------------------------------------------------------- */
 
-/* Adds a flag. Queues a restore once k holds as many flags as one kernel takes. */
+/* Adds a flag. Queues a restore once k holds as many flags as one kernel accepts. */
 static mixp_result mixpi_buffers_restore_if(
     mixp_context *ctx, mixp_restore_args *k, const int32_t *flag) {
     mixp_result r = MIXP_OK;
@@ -34328,8 +34325,7 @@ static mixp_result mixpi_buffers_check(mixp_optimizer *opt) {
     return mixpi_backups_check(opt->ctx, &opt->state->buffer_found, 0);
 }
 
-/* Clears what a step has found that failed before its decision: the next step must not be skipped
- * for it. */
+/* Clears the findings of a step that failed before its decision: they must not skip another. */
 static void mixpi_buffers_forget(mixp_optimizer *opt) {
     uint64_t *found = &opt->state->buffer_found;
     if (opt->ctx->buffers.all.count) (void)mixpi_device_zero(opt->ctx, found, sizeof *found);
@@ -34471,7 +34467,7 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     }
     if (r != MIXP_OK) return r;
 
-    /* A factor for each step from there to the newest one. */
+    /* A factor for each step from there to the last one. */
     plan->factors_from = s.applied;
     for (int64_t i = 0; i <= opt->issued - s.steps; i++) {
         const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
@@ -34536,8 +34532,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     const int unscaled = mixpi_stage(opt) == MIXPI_UNSCALED;
 
-    /* Take the memory of the step, before anything is changed. On a device with memory of its own,
-     * only Muon's products need any. */
+    /* Allocate the memory of the step before any change. On a device with its own memory, only
+     * Muon's products need any. */
     MIXPI_TRY(mixpi_crew_plan(opt));
     MIXPI_TRY(mixpi_muon_scratch(opt));
     if (!ctx->device->download &&
@@ -34828,7 +34824,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     return v;
 }
 
-/* The verdict of an optimizer skipped since the last update, or the newest if none was skipped. */
+/* The verdict of an optimizer skipped since the last update, or of the last one if none. */
 static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
     mixp_verdict newest = mixpi_verdict(opt), v = newest;
@@ -35771,8 +35767,8 @@ static mixp_result mixpi_source_open(mixpi_file *f, mixpi_report *r) {
     return r->result;
 }
 
-/* Reads n bytes at an offset. Of a stream the offsets do not fall; what lies between is passed
- * over. */
+/* Reads n bytes at an offset. The offsets in a stream do not decrease; the bytes between are
+ * skipped. */
 static void mixpi_source_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
     const mixp_checkpoint *from = f->report->stream;
     char passed[512];
@@ -36536,7 +36532,7 @@ static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *s
     return item;
 }
 
-/* A master weight. The extra bits beside a bf16 weight, 16 or 8, are no number by themselves. */
+/* A master weight. The 16 or 8 bits besides a bf16 weight are not a number by themselves. */
 static mixpi_state_item mixpi_state_master(const mixp_tensor *p, const mixp_param_row *row) {
     mixpi_state_item item = mixpi_state_tensor(p, row->master_dtype, row->master);
     if (row->master_dtype != MIXP_BF16) return item;
@@ -36573,7 +36569,7 @@ static void mixpi_state_add_row(
         mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
             optimizer, p->name);
 
-    /* The master weight, what the kind has beside it, and the average. */
+    /* The master weight, the kind's other states, and the average. */
     if (row->master)
         mixpi_state_add(
             s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer, p->name);
@@ -36826,7 +36822,7 @@ static const char *mixpi_member_number(const char *at, size_t *number) {
     return at > first && *at == ' ' ? at + 1 : NULL;
 }
 
-/* Reads the record at `at`. Returns the rest; NULL: the text ends, or it is no record. */
+/* Reads the record at `at`. Returns the rest; NULL: the text ends, or is not a record. */
 static const char *mixpi_member_next(const char *at, mixpi_member *m) {
     size_t optimizer, group = 0;
     if (at) at = mixpi_member_number(at, &optimizer);
@@ -36951,8 +36947,8 @@ static void mixpi_groups_fill(int *group) {
 }
 
 /* The file's number of each group of each optimizer of the program. Fails if a group has other
- * parameters in the file. A file without the records, of an early version, is taken by number. The
- * caller releases the numbers. */
+ * parameters in the file. The groups of a file without the records, of an early version, are
+ * matched by number. The caller releases the numbers. */
 static int *mixpi_groups_meet(
     mixpi_report *r, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const char *there = mixp_safetensors_metadata(file, mixpi_groups_key);
@@ -36990,7 +36986,7 @@ static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n)
     return bad;
 }
 
-/* Does the file have a scale for this fp8 tensor that no parameter takes? "fc.weight_scale_inv" and
+/* Does the file have a scale for this fp8 tensor that no parameter uses? "fc.weight_scale_inv" and
  * "fc.scale" go with "fc.weight". */
 static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st_item *weight) {
     const char *name = weight->e.name, *dot = strrchr(name, '.');
@@ -37006,8 +37002,8 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
     return NULL;
 }
 
-/* Warns of the first weight that is not finite, or whose scale was left aside. file: with dtypes
- * that may differ from the weights'; NULL: they are the same. */
+/* Warns of the first weight that is not finite, or whose scale was ignored. file: with dtypes that
+ * may differ from the weights'; NULL: they are the same. */
 static void mixpi_warn_of_weights(
     const mixpi_state *s, const mixp_safetensors *file, const char *who) {
     size_t i;
@@ -37113,7 +37109,7 @@ static mixp_result mixpi_item_keep(const mixpi_state *s, const mixpi_state_item 
     return MIXP_OK;
 }
 
-/* Tells the program what became of each weight and of each state of a parameter. */
+/* Reports to the program the result for each weight and each state of a parameter. */
 static void mixpi_partial_tell(
     const mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     size_t prefix;
@@ -37495,7 +37491,7 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
 
-/* Suggests what lets a state load that the file lacks. */
+/* Suggests how to load if the file lacks a state. */
 static void mixpi_missing_hint(mixpi_diff *d, const char *name) {
     if (*d->hint || strncmp(name, "optimizer.", 10) != 0) return;
     if (strncmp(name + 10 + strspn(name + 10, "0123456789"), ".ema.", 5) == 0)
@@ -37816,7 +37812,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
     }
 
-    /* The scaler, the recipes and the guard go on from what was loaded. */
+    /* The scaler, the recipes and the guard continue from the loaded state. */
     if (what->scaler) r = mixpi_scaler_forget(what->scaler, r);
     if (r == MIXP_OK) r = mixpi_scaled_reset_missing(ctx);
     if (watcher) watcher->unpack(ctx);
@@ -37924,7 +37920,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     state.partial = what->partial != 0;
     if (mixpi_source_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
 
-    /* Whatever came of it, everything is given back. */
+    /* After success or failure, releases everything. */
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_free(&state);
@@ -38142,7 +38138,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
 
-    /* Whatever came of it, everything is given back. */
+    /* After success or failure, releases everything. */
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_free(&state);
@@ -38347,15 +38343,15 @@ typedef struct mixpi_site {
     int32_t      why;           /* MIXPI_FELL_... bits */
     int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
     int          pin_reported;      /* 1: an event has reported the pin */
-    int          inspected;     /* newest sample that measured its precision */
-    double       lost;          /* share of the variation that rounding lost in the newest sample,
+    int          inspected;     /* last sample that measured its precision */
+    double       lost;          /* share of the variation that rounding lost in the last sample,
                                    on the rank that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
     mixpi_lossy  operands[MIXPI_ROLES];
     mixp_tensor *read[2];       /* permanent tensors that the site reads */
     mixp_look    value, grad;
-    float        scores;        /* of attention: the largest log-sum-exp in the newest sample */
+    float        scores;        /* of attention: the largest log-sum-exp in the last sample */
     const char  *op;
     int          traits;        /* traits of its operator: see watch/traits.c */
     char         name[MIXPI_SITE_NAME];
@@ -38376,7 +38372,7 @@ struct mixpi_watch {
     int         fresh;          /* number of the unread sample in rows; 0 = none */
     int         posted;         /* number of the sample on its way to the host; 0 = none */
     int         looked;         /* 1: a sample that walked back was settled since the update */
-    int         whole;          /* 1: all walks of the newest update were sampled */
+    int         whole;          /* 1: all walks of the last update were sampled */
     int         settled;        /* 1: at least one sample was settled */
     int32_t     acted;          /* 1: a site fell back since the last skip */
     int32_t     falls;          /* number of fallbacks so far */
@@ -38384,14 +38380,14 @@ struct mixpi_watch {
     mixp_observer observer;     /* zeros: none */
     uint64_t    trial_step;     /* the context's step when the trial began */
     int         stored;         /* sites to which this sample has stored */
-    int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
+    int32_t     force;          /* bits of optimizers whose last step was skipped: all steps are
                                    sampled until their next update */
-    int32_t     deep;           /* bits of optimizers whose newest skip had a loss that was not
+    int32_t     deep;           /* bits of optimizers whose last skip had a loss that was not
                                    finite */
     int32_t     probe;          /* bits of optimizers whose last two skips had a loss that was not
                                    finite: their sampled steps are probes until their next update */
     int         repeat;         /* 1: the next step stores f32 everywhere: an evaluation repeats */
-    int         repeated;       /* 1: the newest evaluation was a repetition */
+    int         repeated;       /* 1: the last evaluation was a repetition */
     int         probing;        /* 1: the current step stores f32 everywhere */
     int         probed;         /* 1: a step since the update stored f32 everywhere and walked
                                    back */
@@ -38399,8 +38395,8 @@ struct mixpi_watch {
                                                way to the host is a probe */
     int         settling_probe; /* 1: the sample being settled is a probe */
     int         settling_bad;   /* 1: the loss of the sample being settled is not finite */
-    int32_t     since;          /* updates since the newest sampled update, inclusive */
-    int32_t     idle;           /* steps begun since the newest update or sampled step */
+    int32_t     since;          /* updates since the last sampled update, inclusive */
+    int32_t     idle;           /* steps begun since the last update or sampled step */
     int         update_due;     /* 1: the next update is due to be sampled */
     int32_t     taken;          /* 1: a step since the update was sampled */
     int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
@@ -38434,7 +38430,7 @@ struct mixpi_watch {
     mixpi_pin  *pins;
     int         n_pins;
     int         full, full_reported;/* 1: a site found no room; 1: an event has reported it */
-    int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
+    int origin, found;  /* mixp_origin of the last skip; mixp_origin found since the update */
     int         overflowed;     /* first site that overflowed since the update; 0 = none      */
     int         origin_site, found_site;
     const void *posted_scaler;  /* scaler whose state is on its way to the host */
@@ -38460,7 +38456,7 @@ static int mixpi_rows_to_clear(const mixpi_watch *w) {
 static int mixpi_guard_is_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
 /* Distance in updates to the next sample: about `every`. The distance varies because a constant
- * even distance would always hit the same one of two networks that are trained in turn. */
+ * even distance would always hit the same one of two networks that train alternately. */
 static int mixpi_watch_distance(const mixpi_watch *w) {
     const uint64_t h = ((uint64_t)(uint32_t)w->drawn + 1u) * 0x9E3779B97F4A7C15u;
     const int part = w->every / 4;
@@ -38517,7 +38513,7 @@ static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
     return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
 }
 
-/* Pins a site according to the newest pattern that fits. */
+/* Pins a site according to the last pattern that fits. */
 static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
     int i, was = site->pinned;
     site->pinned = 0;
@@ -38893,8 +38889,8 @@ static mixp_result mixpi_rows_reach(mixp_context *ctx, int n) {
  * from its difference to the stored result, the mean over the batch is subtracted column by column.
  * The root of the ratio of the two mean squares is the share of the variation that rounding lost.
  *
- * A product is computed with f32 weights as well. Where the inputs vary little beside their mean, a
- * rounded weight moves all rows alike, and each update moves them again: the mean of that
+ * A product is computed with f32 weights as well. Where the inputs vary little compared with their
+ * mean, a rounded weight moves all rows alike, and each update moves them again: the mean of that
  * difference counts too. A product that loses too much then reads f32 weights.
  */
 
@@ -39050,7 +39046,7 @@ static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *gi
     return done;
 }
 
-/* Restores the inputs of a call that were `read`, and gives back the memory of low copies. */
+/* Restores the inputs of a call that were `read`, and releases the memory of low copies. */
 static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_reweighed how) {
     for (int i = MIXPI_WEIGHED - 1; i >= 0; i--) {
         mixp_tensor *t = c->in[i];
@@ -39080,7 +39076,7 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
 }
 
 /* Measures what a call loses in low precision: in its result and in its weights. Computes the call
- * a second time where that is needed, then restores the call. */
+ * a second time if needed, then restores the call. */
 static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *given,
     mixp_result (*run)(mixp_call *, mixp_result (*)(mixp_call *))) {
     mixp_call *c = &e->call;
@@ -39269,7 +39265,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     if (reader && t->own.watch.raised != MIXP_F32) return 1;
     if (cached) return reader && reader->fallen == 2;
 
-    /* Is the cast left out? Then the cast still has a site of its own. */
+    /* Is the cast left out? Then the cast still has its own site. */
     ctx->watch->reader = mixpi_entry(c)->site;
     ctx->watch->input = i;
     if (!reader) return 0;
@@ -39705,7 +39701,7 @@ MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
     return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
 }
 
-/* The largest number of a low dtype. */
+/* The largest finite number of a 16-bit dtype. */
 static double mixpi_low_largest(mixp_dtype low) {
     return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
 }
@@ -40408,7 +40404,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     site->grad = *mixpi_look_of(w, number, MIXPI_LOOK_GRAD);
     if (mixpi_site_is(site, MIXPI_SCORES))
         site->scores = mixpi_look_of(w, number, MIXPI_LOOK_LOSS)->largest;
-    /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
+    /* A cast that was left out has no own gradient: its gradient is the producer's. */
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_look_of(w, site->from[0], MIXPI_LOOK_GRAD);
 
@@ -40542,8 +40538,8 @@ static void mixpi_settle_events(mixp_context *ctx) {
     w->full_reported = w->full;
 }
 
-/* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
- * of steps, and a pattern may fit a site of either kind. */
+/* Has every optimizer made an update under the guard? Two networks that train alternately have two
+ * kinds of steps, and a pattern may fit a site of either kind. */
 static int mixpi_all_have_updated(const mixp_context *ctx) {
     const mixp_optimizer *opt = (const mixp_optimizer *)ctx->training.optimizers;
     for (; opt; opt = opt->next)
@@ -40640,7 +40636,7 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
 }
 
-/* Bits of the optimizers that a scaler's newest update covered. */
+/* Bits of the optimizers that a scaler's last update covered. */
 static int32_t mixpi_update_bits(const mixp_scaler *s) {
     const mixp_optimizer *opt = s->checked;
     int32_t bits = 0;
@@ -41028,7 +41024,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
         w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
     if (!w || !w->pins) return MIXP_ERR_MEMORY;
 
-    /* The newest pattern replaces what it covers. */
+    /* The last pattern replaces what it covers. */
     mixpi_pins_beside(w, pattern, 1);
     mixpi_pin *pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
@@ -41043,7 +41039,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
 
 /* --- retry --------------------------------------------------------------------------------- */
 
-/* Was the newest update skipped, and could another attempt succeed? */
+/* Was the last update skipped, and could another attempt succeed? */
 static int mixpi_retry_helps(mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
     const mixpi_watch *w = ctx->watch;
@@ -41121,7 +41117,7 @@ static void mixpi_trial_forget(mixp_context *ctx) {
     ctx->step = ctx->watch->trial_step;
 }
 
-/* Takes what an observer needs, before anything is changed. */
+/* Allocates what an observer needs, before any change. */
 static mixp_result mixpi_observe_ready(mixp_context *ctx, const mixp_observer *observer) {
     mixp_result r = mixpi_check_between_steps(ctx, "mixp_observe");
     if (r != MIXP_OK || !observer) return r;
@@ -41322,7 +41318,7 @@ static void mixpi_guard_make_room(const mixpi_state *s) {
 
 /* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
  * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
- * sites; their numbers go on. */
+ * sites; their numbering continues. */
 static void mixpi_watch_forget(mixpi_watch *w) {
     for (int n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
     memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
@@ -41492,7 +41488,7 @@ static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
     return mixpi_guard_updated(ctx, scaler);
 }
 
-/* Where the newest skip began. */
+/* Where the last skip began. */
 MIXPI_SELDOM
 static void mixpi_watch_origin(const mixp_context *ctx, mixp_verdict *v) {
     const mixpi_watch *w = ctx->watch;
@@ -41690,7 +41686,7 @@ struct mixpi_exchange {
     int64_t          n_leaves;
     mixpi_bucket    *buckets;
     int64_t          n_buckets;
-    mixpi_buffer    *buffers;   /* all of them, newest first                                */
+    mixpi_buffer    *buffers;   /* all of them, latest first                                */
     mixp_param_row  *rows;      /* device memory: table of the leaves for grad_stats        */
     mixp_step_state *looks;     /* device memory: the look at each bucket                   */
     int64_t         *first;     /* device memory: each bucket's first leaf                  */
@@ -41831,7 +41827,7 @@ static int mixpi_leaf_order(const void *a, const void *b) {
     return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
 }
 
-/* Order by kind, then newest first. Used if ranks have met the leaves in different orders: the
+/* Order by kind, then latest first. Used if ranks have met the leaves in different orders: the
  * parameters that a program makes last mostly complete first. */
 static int mixpi_leaf_order_made(const void *a, const void *b) {
     const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
@@ -42832,7 +42828,7 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
     return r;
 }
 
-/* Chooses who keeps the states of the newest row, and allocates this rank's part. */
+/* Chooses who keeps the states of the last row, and allocates this rank's part. */
 MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     mixpi_slot *slot = &opt->slot[opt->count];
@@ -42844,7 +42840,7 @@ static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, 
     return slot->where == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
 }
 
-/* After an add with result r: p is the newest parameter, or was not added. */
+/* After an add with result r: p is the last parameter, or was not added. */
 MIXPI_SELDOM
 static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
     const mixpi_slot *failed = &opt->slot[opt->count];
@@ -43141,7 +43137,7 @@ static double mixpi_buffer_hash(const mixp_context *ctx, int64_t i) {
     return (double)(h >> 11);
 }
 
-/* A hash of all buffers, and of those that earlier updates have sent. */
+/* A hash of all buffers, and of the buffers sent by earlier updates. */
 static double mixpi_buffers_hash(const mixp_context *ctx) {
     uint64_t h = ctx->buffers.sent;
     for (int64_t i = 0; i < ctx->buffers.all.count; i++) {
@@ -43438,7 +43434,7 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
 
-    /* The words that need a sentence of their own. */
+    /* The words that need a separate sentence. */
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
             "rank %d took another kind of step than rank 0, or none; the step was skipped: call "
@@ -43981,7 +43977,7 @@ static const mixpi_crew mixpi_ranks_door = {
 #endif
 };
 
-/* Returns what is wrong with a description of scattered sums; NULL if nothing is. */
+/* Returns the error in a description of scattered sums; NULL = none. */
 static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
     if (k->scatter_ready && !k->grad_wait)
         return "ranks: scatter_ready needs grad_wait, which waits for its sums";

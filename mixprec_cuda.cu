@@ -835,7 +835,7 @@ template <class T> __device__ inline T block_min(T v) {
 /* ==== 2. RUNTIME ========================================================= >>runtime ====
  *
  * A context has a State: its stream, the memory outside the arena that a step reads and writes,
- * and a text of the newest error. Functions here do not wait for the GPU unless their comment
+ * and a text of the last error. Functions here do not wait for the GPU unless their comment
  * says so.
  *
  * Errors. A launch reports its own error at once. A kernel that finds a fault while it runs (an
@@ -1869,7 +1869,7 @@ mixp_gemm_count gemm_count(const mixp_exec *x) {
     return s ? s->products : none;
 }
 
-/* The text of the newest error; "" when there was none. */
+/* The text of the last error; "" when there was none. */
 const char *device_message(const mixp_exec *x) {
     State *s = state_of(x);
     return s ? s->message : "";
@@ -4313,7 +4313,7 @@ __global__ void __launch_bounds__(lose_threads) lose_join(const __grid_constant_
 
 const int turn_threads = 256;
 
-/* Moves a history by one place; the newest amax becomes the last. Returns, in each thread, the
+/* Moves a history by one place; the latest amax becomes the last. Returns, in each thread, the
  * largest magnitude as bits. Each round has read its part before it writes the part one place
  * earlier. */
 __device__ inline uint32_t turn_history(float *history, int length, float newest) {

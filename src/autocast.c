@@ -48,16 +48,16 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
-    mixp_dtype      low;        /* dtype of the newest of those regions                    */
-    const char     *unlowered;  /* name of the newest of those operators that kept f32     */
+    mixp_dtype      low;        /* dtype of the last of those regions                      */
+    const char     *unlowered;  /* name of the last of those operators that kept f32       */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
-    char            uncoded_name[64];   /* weight of the newest uncoded linear             */
-    const char     *uncoded_why;    /* why the newest uncoded linear cannot                */
-    mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
-    mixp_recipe     trained;    /* recipe of the newest linear that trains; without one, of the
-                                   step's newest region. Ranks compare it                  */
-    mixp_recipe     opened;     /* recipe of the newest region outside of evaluations      */
+    char            uncoded_name[64];   /* weight of the last uncoded linear               */
+    const char     *uncoded_why;    /* why the last uncoded linear cannot                  */
+    mixp_recipe     delayed;    /* last recipe of delayed scaling; kind NONE: none was set */
+    mixp_recipe     trained;    /* recipe of the last linear that trains; without one, of the
+                                   step's last region. Ranks compare it                    */
+    mixp_recipe     opened;     /* recipe of the last region outside of evaluations        */
     uint64_t        trained_in, opened_in;      /* generations in which those were set     */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see recipes/delayed.c    */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
@@ -190,7 +190,7 @@ static const char *mixpi_delayed_wrong(
     return "the recipe's history differs from the context's earlier one; make a new context";
 }
 
-/* Does a region's recipe stand for the rules of mixp_autocast_set_recipes? */
+/* Does a region's recipe represent the rules of mixp_autocast_set_recipes? */
 static int mixpi_recipe_is_rules(const mixpi_casting *c, const mixp_recipe *r) {
     return c && r == &c->by_rules;
 }
@@ -205,8 +205,8 @@ static const mixp_recipe *mixpi_rules_recipe(const mixpi_casting *c, const char 
     return NULL;
 }
 
-/* The recipe of delayed scaling that linears in a region may take; NULL: they take none. All rules
- * of delayed scaling have the same. */
+/* The recipe of delayed scaling that linears in a region may use; NULL: none. All rules of delayed
+ * scaling have the same. */
 static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mixp_recipe *r) {
     if (!mixpi_recipe_is_rules(c, r)) return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
     for (int i = 0; i < c->n_rules; i++)
@@ -260,8 +260,8 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
 }
 
-/* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
- * from the region, because the other ranks may have met one. */
+/* Before a walk back: a rank whose step has met no linear under delayed scaling uses the region's
+ * recipe, because the other ranks may have met one. */
 static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
     if (!c || c->opened_in != ctx->generation || c->trained_in == ctx->generation) return;
@@ -582,7 +582,7 @@ static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t) {
 }
 
 /* The widest dtype of the inputs, as they would be without a guard. f16 with bf16 gives f32,
- * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
+ * because neither can represent the other's values. mixpi_guarded_dtype decides for the guard. */
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     for (int i = 0; i < n; i++) {

@@ -11,7 +11,7 @@ struct mixp_scaler {
     uint64_t           epoch;   /* updates so far, counted by the host; starts at 1        */
     uint64_t           scales;  /* scales so far: number of the current scale, stored in marks */
     uint64_t           replays; /* the context's value when `scales` was last correct      */
-    mixp_optimizer    *checked; /* optimizers unscaled or stepped in checked_epoch, newest first */
+    mixp_optimizer    *checked; /* optimizers unscaled or stepped in checked_epoch, latest first */
     uint64_t           checked_epoch;
     uint64_t           began;   /* step of the first loss since the update; 0 = none yet */
     uint64_t           first;   /* `began` of the update before */

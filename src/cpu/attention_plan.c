@@ -47,8 +47,8 @@ static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
 }
 
 /* Decides whether tiles multiply q, k, v and `other`, which in the forward pass is one of them. All
- * must be bf16, or all f16. The rule takes no size, so a query's result has the same bits in each
- * batch and beside each number of keys. */
+ * must be bf16, or all f16. The rule does not depend on a size, so a query's result is
+ * bit-identical in each batch and with each number of keys. */
 static void mixpi_heads_take_tiles(
     mixpi_heads *h, const mixpi_attention_set *set, const mixp_attention_args *k, mixp_in other) {
     const mixp_dtype dtype = k->q.dtype;

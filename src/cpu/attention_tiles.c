@@ -187,7 +187,7 @@ MIXPI_V __mmask16 MIXPI_P(tiled_sees)(int64_t reach, int64_t j) {
 }
 
 /* The largest scores of 16 queries among n keys, or -Inf; a NaN does not count. Even and odd keys
- * have chains of their own, because a maximum waits for the one before. */
+ * have separate chains, because a maximum waits for the one before. */
 MIXPI_V mixpi_v MIXPI_P(tiled_top)(const float *scores, int64_t n, int64_t reach,
                                    const int whole) {
     mixpi_v even = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), odd = even;

@@ -2,7 +2,7 @@
 #include "vectors.c"
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * The inner loop of a kernel reads only f32: the array itself if it is f32, otherwise a small
- * buffer that stays in L1. Each kernel is therefore written once and takes every mix of dtypes. */
+ * buffer that stays in L1. Each kernel is therefore written once, for every mix of dtypes. */
 MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 { return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : d == MIXP_F64 ? 8 : 1; }
 

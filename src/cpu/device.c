@@ -148,7 +148,7 @@ typedef enum mixpi_bits {
 static const char *const mixpi_bits_names[MIXPI_BITS_COUNT] = { "", "cpu", "cpu amx",
                                                                 "cpu amx f16" };
 
-/* Asks the name, because a program may wrap a device in a table of its own. */
+/* Asks the name, because a program may wrap a device in its own table. */
 static mixpi_bits mixpi_bits_of(const mixp_device *d) {
     if (!d->name || strncmp(d->name, "cpu ", 4) != 0) return MIXPI_BITS_OTHER;
     if (!strstr(d->name, " amx")) return MIXPI_BITS_SHARED;

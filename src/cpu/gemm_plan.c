@@ -115,7 +115,7 @@ static const mixpi_pairs_known mixpi_known_f16 = {
     { 2051.0f, 16777220.0f, 0.000244140625f, 1.0019540786743164f }
 };
 
-/* The pair in the order of this machine: swapped halves on Arm. */
+/* The value of a pair in this machine's order: Arm swaps the halves. */
 static float mixpi_known_pair(uint32_t pair) {
     return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair);
 }
@@ -341,7 +341,7 @@ static void mixpi_gemm_cut(mixpi_gemm_job *job, int64_t threads) {
     job->cols = mixpi_ceil_div(job->bands, job->across) * wide;
 }
 
-/* Plans a gemm by the tiles of `set`, all but the memory of its slices. */
+/* Plans a gemm with the tiles of `set`, except the memory of its slices. */
 static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pairs,
     const mixpi_gemm_shape *set, int64_t threads) {
     const int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);

@@ -348,8 +348,8 @@ MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
 
 /* --- the kernel --- */
 
-/* On an Emerald Rapids products of bf16 by tiles took a fifth of AVX-512's time (600 to 830 beside
- * 120 to 149 GFLOP/s), and products of split f16 half of it. */
+/* On an Emerald Rapids products of bf16 by tiles took a fifth of AVX-512's time (600 to 830 and 120
+ * to 149 GFLOP/s), and products of split f16 half of it. */
 static const mixpi_gemm_shape MIXPI_P(tiles_shape) =
     { 32, 32, 5 * MIXPI_SUM_LANES, MIXPI_P(tiles_task) };
 static const mixpi_gemm_shape MIXPI_P(tiles_shape_split) =

@@ -33,7 +33,7 @@ MIXPI_OF_SET(neon)
 #  undef MIXPI_OF_SET_KERNEL
 extern MIXPI_HIDDEN const mixp_kernels mixpi_kernels_bf16_avx512, mixpi_kernels_amx_avx512,
     mixpi_kernels_amx_f16_avx512, mixpi_kernels_f16_neon, mixpi_kernels_bf16_neon;
-/* Does the processor give the known answer? See mixpi_pairs_answer and mixpi_amx_answer. */
+/* Does the processor compute the known answer? See mixpi_pairs_answer and mixpi_amx_answer. */
 MIXPI_HIDDEN int mixpi_bf16_answers_avx512(void);
 MIXPI_HIDDEN int mixpi_amx_answers_avx512(int f16);
 MIXPI_HIDDEN int mixpi_f16_answers_neon(void);

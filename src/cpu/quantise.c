@@ -50,7 +50,7 @@ MIXPI_V mixpi_vbits MIXPI_P(q_nearest)(const mixpi_grid *g, mixpi_vbits a) {
                                              mixpi_rbits(tiny), normal));
 }
 
-/* Shifting the mantissa by the exponent cuts off, as converting to a whole number does. */
+/* Shifting the mantissa by the exponent truncates, like a conversion to an integer. */
 MIXPI_V mixpi_vbits MIXPI_P(q_random)(const mixpi_grid *g, mixpi_vbits a, mixpi_vbits random) {
     const mixpi_vbits capped = mixpi_vbits_min(a, mixpi_vbits_all(g->max));
     const mixpi_vbits up = 0x3FFFFFu - (random >> 10), zero = mixpi_vbits_all(0);

@@ -18,7 +18,7 @@ MIXPI_RARE mixpi_v MIXPI_P(recode_scales)(const mixp_recode_args *k, int64_t str
     return mixpi_vload(s);
 }
 
-/* The codes of 16 values of elements. */
+/* Writes the codes of 16 quantised values. */
 MIXPI_V void MIXPI_P(put_e2m1)(uint8_t *codes, mixpi_v v) {
     float x[16];
     mixpi_vstore(x, v);

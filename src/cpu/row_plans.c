@@ -341,8 +341,7 @@ static uint64_t mixpi_topk_rank(const mixp_topk_args *k, int64_t row, int32_t i)
     return (uint64_t)key << 32 | (uint32_t)~i;
 }
 
-/* Lets `moved` sink from `at` in a heap of n positions, in which each comes behind those under
- * it. */
+/* Moves `moved` down from `at` in a heap of n positions; each position ranks after its children. */
 static void mixpi_topk_sift(
     const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at, int64_t n, int32_t moved) {
     const uint64_t own = mixpi_topk_rank(k, row, moved);

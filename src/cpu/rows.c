@@ -58,8 +58,8 @@ MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float ma
     return sum;
 }
 
-/* row_sumexp without the first column that equals max, whose exp is 1: beside 1, the sum would lose
- * the others. If the row is one block, e holds its exps. */
+/* row_sumexp without the first column that equals max, whose exp is 1: added to 1, the others would
+ * lose precision. If the row is one block, e holds its exps. */
 MIXPI_K double MIXPI_P(row_others)(mixp_in a, int64_t at, int64_t cols, float max, float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
@@ -542,8 +542,8 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
 
 MIXPI_KERNEL(cross_entropy, mixpi_cpu_cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
-/* d = factor (all softmax + others) of the columns i to i + n of a row; the target's is of its
- * own. */
+/* d = factor (all softmax + others) of the columns i to i + n of a row; the target's is computed
+ * separately. */
 MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *k, int64_t row,
                                         mixpi_entropy_slopes s, int64_t i, int64_t n, float *d) {
     const int64_t target = k->targets[row];

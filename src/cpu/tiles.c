@@ -136,7 +136,7 @@ MIXPI_V void MIXPI_P(tiles_split_floats)(uint16_t *high, uint16_t *low, mixpi_v 
     _mm512_storeu_si512(low, MIXPI_P(tiles_upper)(r, s));
 }
 
-/* Splits `lines` packed rows of 32 f16 in place: the high parts stay, the low parts go one step
+/* Splits `lines` packed rows of 32 f16 in place: the high parts stay, the low parts move one step
  * further. Every finite f16 has 11 significant bits and is at least 2^-24, so the split is exact.
  * Returns nonzero if a number is Inf or NaN. */
 MIXPI_V unsigned MIXPI_P(tiles_split)(uint16_t *packed, int lines) {

@@ -57,7 +57,7 @@ static void mixpi_stretch_carve(mixpi_stretch *s, mixpi_stretch_room *room) {
 }
 
 /* The addresses of a full block of codes. For a block cut short by the row's end they point to a
- * copy, padded with 0. rest: the master's bits beside a bf16 weight. NULL if a state is f32 or
+ * copy, padded with 0. rest: the master's bits besides the bf16 weight. NULL if a state is f32 or
  * absent. */
 typedef struct mixpi_small {
     char    *m, *v, *weight, *rest;
@@ -121,7 +121,7 @@ static int mixpi_row_is_coded(const mixp_param_row *row) {
            (row->v && row->v_dtype != MIXP_F32);
 }
 
-/* The most bytes of scratch memory that a kernel of this file takes for rows[count]. */
+/* The most bytes of scratch memory that a kernel of this file needs for rows[count]. */
 static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
     int64_t i, n = 0;
     for (i = 0; i < count; i++) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);

@@ -484,12 +484,12 @@ MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int satura
     if (stochastic) add = ~random >> (32u - shift);
     else add = (0x7FFFFFFFu >> (32u - shift)) + (m >> shift & 1u);
 
-    /* Exponent and mantissa in one sum; a carry goes on into the exponent. */
+    /* Exponent and mantissa in one sum; a carry continues into the exponent. */
     e = mixpi_vbits_max(e - lift, zero);
     m = (e << keep) + ((m + add) >> shift);
     m = mixpi_vbits_min(m, mixpi_vbits_all(saturate ? top : top + 1u));
 
-    /* NaN, which keeps its payload where there is room, and the sign. */
+    /* NaN, which keeps the sign, and its payload if there is room. */
     nan = mixpi_vbits_all((top + 1u) | 1u << (keep - 1u));
     if (to != MIXP_F8_E4M3) nan |= payload >> cut;
     m = mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), nan, m);

@@ -277,7 +277,7 @@ mixp_gemm_count gemm_count(const mixp_exec *x) {
     return s ? s->products : none;
 }
 
-/* The text of the newest error; "" when there was none. */
+/* The text of the last error; "" when there was none. */
 const char *device_message(const mixp_exec *x) {
     State *s = state_of(x);
     return s ? s->message : "";

@@ -643,7 +643,7 @@ __global__ void __launch_bounds__(lose_threads) lose_join(const __grid_constant_
 
 const int turn_threads = 256;
 
-/* Moves a history by one place; the newest amax becomes the last. Returns, in each thread, the
+/* Moves a history by one place; the latest amax becomes the last. Returns, in each thread, the
  * largest magnitude as bits. Each round has read its part before it writes the part one place
  * earlier. */
 __device__ inline uint32_t turn_history(float *history, int length, float newest) {

@@ -3,7 +3,7 @@
 /* ==== 2. RUNTIME ========================================================= >>runtime ====
  *
  * A context has a State: its stream, the memory outside the arena that a step reads and writes,
- * and a text of the newest error. Functions here do not wait for the GPU unless their comment
+ * and a text of the last error. Functions here do not wait for the GPU unless their comment
  * says so.
  *
  * Errors. A launch reports its own error at once. A kernel that finds a fault while it runs (an

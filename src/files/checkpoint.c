@@ -370,7 +370,7 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
 
-/* Suggests what lets a state load that the file lacks. */
+/* Suggests how to load if the file lacks a state. */
 static void mixpi_missing_hint(mixpi_diff *d, const char *name) {
     if (*d->hint || strncmp(name, "optimizer.", 10) != 0) return;
     if (strncmp(name + 10 + strspn(name + 10, "0123456789"), ".ema.", 5) == 0)
@@ -691,7 +691,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
     }
 
-    /* The scaler, the recipes and the guard go on from what was loaded. */
+    /* The scaler, the recipes and the guard continue from the loaded state. */
     if (what->scaler) r = mixpi_scaler_forget(what->scaler, r);
     if (r == MIXP_OK) r = mixpi_scaled_reset_missing(ctx);
     if (watcher) watcher->unpack(ctx);
@@ -799,7 +799,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     state.partial = what->partial != 0;
     if (mixpi_source_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
 
-    /* Whatever came of it, everything is given back. */
+    /* After success or failure, releases everything. */
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_free(&state);

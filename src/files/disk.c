@@ -336,8 +336,8 @@ static mixp_result mixpi_source_open(mixpi_file *f, mixpi_report *r) {
     return r->result;
 }
 
-/* Reads n bytes at an offset. Of a stream the offsets do not fall; what lies between is passed
- * over. */
+/* Reads n bytes at an offset. The offsets in a stream do not decrease; the bytes between are
+ * skipped. */
 static void mixpi_source_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
     const mixp_checkpoint *from = f->report->stream;
     char passed[512];

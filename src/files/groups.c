@@ -25,7 +25,7 @@ static const char *mixpi_member_number(const char *at, size_t *number) {
     return at > first && *at == ' ' ? at + 1 : NULL;
 }
 
-/* Reads the record at `at`. Returns the rest; NULL: the text ends, or it is no record. */
+/* Reads the record at `at`. Returns the rest; NULL: the text ends, or is not a record. */
 static const char *mixpi_member_next(const char *at, mixpi_member *m) {
     size_t optimizer, group = 0;
     if (at) at = mixpi_member_number(at, &optimizer);
@@ -150,8 +150,8 @@ static void mixpi_groups_fill(int *group) {
 }
 
 /* The file's number of each group of each optimizer of the program. Fails if a group has other
- * parameters in the file. A file without the records, of an early version, is taken by number. The
- * caller releases the numbers. */
+ * parameters in the file. The groups of a file without the records, of an early version, are
+ * matched by number. The caller releases the numbers. */
 static int *mixpi_groups_meet(
     mixpi_report *r, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const char *there = mixp_safetensors_metadata(file, mixpi_groups_key);

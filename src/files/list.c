@@ -230,7 +230,7 @@ static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *s
     return item;
 }
 
-/* A master weight. The extra bits beside a bf16 weight, 16 or 8, are no number by themselves. */
+/* A master weight. The 16 or 8 bits besides a bf16 weight are not a number by themselves. */
 static mixpi_state_item mixpi_state_master(const mixp_tensor *p, const mixp_param_row *row) {
     mixpi_state_item item = mixpi_state_tensor(p, row->master_dtype, row->master);
     if (row->master_dtype != MIXP_BF16) return item;
@@ -267,7 +267,7 @@ static void mixpi_state_add_row(
         mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
             optimizer, p->name);
 
-    /* The master weight, what the kind has beside it, and the average. */
+    /* The master weight, the kind's other states, and the average. */
     if (row->master)
         mixpi_state_add(
             s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer, p->name);

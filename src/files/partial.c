@@ -71,7 +71,7 @@ static mixp_result mixpi_item_keep(const mixpi_state *s, const mixpi_state_item 
     return MIXP_OK;
 }
 
-/* Tells the program what became of each weight and of each state of a parameter. */
+/* Reports to the program the result for each weight and each state of a parameter. */
 static void mixpi_partial_tell(
     const mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     size_t prefix;

@@ -20,7 +20,7 @@ static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n)
     return bad;
 }
 
-/* Does the file have a scale for this fp8 tensor that no parameter takes? "fc.weight_scale_inv" and
+/* Does the file have a scale for this fp8 tensor that no parameter uses? "fc.weight_scale_inv" and
  * "fc.scale" go with "fc.weight". */
 static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st_item *weight) {
     const char *name = weight->e.name, *dot = strrchr(name, '.');
@@ -36,8 +36,8 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
     return NULL;
 }
 
-/* Warns of the first weight that is not finite, or whose scale was left aside. file: with dtypes
- * that may differ from the weights'; NULL: they are the same. */
+/* Warns of the first weight that is not finite, or whose scale was ignored. file: with dtypes that
+ * may differ from the weights'; NULL: they are the same. */
 static void mixpi_warn_of_weights(
     const mixpi_state *s, const mixp_safetensors *file, const char *who) {
     size_t i;

@@ -204,7 +204,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
 
-    /* Whatever came of it, everything is given back. */
+    /* After success or failure, releases everything. */
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_free(&state);

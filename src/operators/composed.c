@@ -91,7 +91,7 @@ static mixp_tensor *mixpi_form_of_nothing(
     return mixp_add_scalar(ctx, mixp_sum(ctx, x, p->dim, p->keep), mixp_f32_of_bits(value));
 }
 
-/* The largest value is taken off first. The bounds keep Inf - Inf away. */
+/* The largest value is subtracted first. The bounds keep Inf - Inf away. */
 static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float most = mixp_f32_of_bits(0x7F7FFFFFu);
     if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0xFF800000u);

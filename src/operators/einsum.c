@@ -20,7 +20,7 @@ static mixp_result mixpi_einsum_wrong(mixp_context *ctx, const char *equation, c
         ctx, MIXP_ERR_ARGUMENT, "einsum: equation '%.60s': %s", equation ? equation : "", why);
 }
 
-/* Reads the equation into text. Without an arrow, the result has the letters that stand once, in
+/* Reads the equation into text. Without an arrow, the result has the letters that occur once, in
  * alphabetical order. */
 static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mixpi_einsum *e) {
     int part = 0;
@@ -65,7 +65,7 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
     return MIXP_OK;
 }
 
-/* Takes the sizes of the letters from the operands. */
+/* Reads the sizes of the letters from the operands. */
 static mixp_result mixpi_einsum_sizes(mixp_call *c, mixpi_einsum *e) {
     for (int part = 0; part < 2; part++) {
         const mixp_tensor *t = c->in[part];
@@ -103,7 +103,7 @@ static mixp_tensor *mixpi_einsum_permute(
     return mixp_permute(ctx, t, n, dims);
 }
 
-/* An operand without the letters that stand nowhere else, which are summed. */
+/* Sums an operand over the letters that occur only in it. */
 static mixp_tensor *mixpi_einsum_summed(
     mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *t, int part, char *left) {
     int n = 0;
@@ -136,7 +136,7 @@ static mixp_tensor *mixpi_einsum_product(
     a = mixp_reshape(ctx, mixpi_einsum_permute(ctx, a, of_a, as_a), 3, m);
     b = mixp_reshape(ctx, mixpi_einsum_permute(ctx, b, of_b, as_b), 3, n);
 
-    /* The product is [batch, rows, columns]; the result has an order of its own. */
+    /* The product is [batch, rows, columns]; the result may have another order. */
     mixpi_einsum_letters(e, of_a, batch, as_y);
     mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_y);
     mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_y);

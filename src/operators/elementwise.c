@@ -79,7 +79,7 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
     return MIXPI_RUN(c, binary, k);
 }
 
-/* Starts with the second operand: the first operand may then take over the buffer of the incoming
+/* Starts with the second operand: the first operand may then reuse the buffer of the incoming
  * gradient, from which the second operand's gradient of a sum is read. */
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;

@@ -118,7 +118,7 @@ static mixp_result mixpi_check_logits_live(mixp_call *c) {
         "mixp_tensor_set_disposable");
 }
 
-/* The arguments that backward takes over from forward. */
+/* The arguments that backward shares with forward. */
 static mixp_cross_entropy_backward_args mixpi_entropy_backward_of(
     const mixp_cross_entropy_args *forward) {
     mixp_cross_entropy_backward_args k;

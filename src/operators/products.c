@@ -172,7 +172,7 @@ static void mixpi_product_at(
     }
 }
 
-/* Keeps x[m, k] as codes, after the product. q: x as the product read it; given back here. */
+/* Keeps x[m, k] as codes, after the product. q: x as the product read it; released here. */
 static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quantised *q) {
     mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
     if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
@@ -366,7 +366,7 @@ static mixp_result mixpi_product_join(
     return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
 }
 
-/* Quantises dy for a product that reads dy and `other`, or takes it from `both`, which holds it. */
+/* Quantises dy for a product that reads dy and `other`, or uses the quantised dy in `both`. */
 static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_role other,
     const mixpi_quantised *both, mixpi_quantised *q) {
     const int over_rows = other == MIXPI_ROLE_X;
@@ -605,7 +605,7 @@ static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t 
            (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_is_real(b->dtype)));
 }
 
-/* Does the context want GELU in a product's pass, for an x of this dtype? */
+/* Does the product compute GELU in its own pass, for an x of this dtype? */
 static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     mixp_dtype low = mixp_autocast_current(ctx).dtype;
     if (ctx->products.epilogues & MIXP_EPILOGUES_GELU) return 1;

@@ -33,7 +33,7 @@ static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int 
     return MIXPI_RUN(c, copy, &k);
 }
 
-/* Takes memory for n f32 numbers from the arena. The call gives it back. */
+/* Allocates n f32 numbers in the arena. The call frees them. */
 static float *mixpi_scan_room(mixp_call *c, int64_t n) {
     return (float *)mixpi_arena_take(c->ctx, &c->ctx->memory.dev, (size_t)n * sizeof(float));
 }

@@ -110,8 +110,8 @@ static mixp_result mixpi_constant_fits(
         c->op->name, name, (double)value, mixp_dtype_name(dtype), mixpi_largest(dtype), instead);
 }
 
-/* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf
- * for an overflow nor its size for the size of computed values. */
+/* Notes that the program itself wrote the constant `value` into t: a guard does not count its Inf
+ * as an overflow, nor its size as the size of computed values. */
 static void mixpi_note_written(mixp_tensor *t, double value) {
     double low = 0.0; /* memory for any dtype */
     mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);

@@ -163,8 +163,8 @@ static mixp_tensor *mixpi_chosen_tangent(mixp_call *c, int larger) {
     return mixp_where(ctx, mixp_eq(ctx, a, b), mean, one);
 }
 
-/* Of a to the power b: b a^(b-1) da + y log(a) db. The first slope is 0 where b is 0, the second
- * where a is 0. */
+/* The tangent of a to the power b: b a^(b-1) da + y log(a) db. The first slope is 0 where b is 0,
+ * the second where a is 0. */
 static mixp_tensor *mixpi_power_tangent(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *a = c->in[0], *b = c->in[1], *zero = mixpi_constant(ctx, 0.0), *slope;
@@ -182,7 +182,7 @@ static mixp_tensor *mixpi_power_tangent(mixp_call *c) {
     return mixpi_plus(ctx, da, db);
 }
 
-/* Of atan2(a, b): (b da - a db) / (a^2 + b^2); 0 where that sum is 0. */
+/* The tangent of atan2(a, b): (b da - a db) / (a^2 + b^2); 0 where that sum is 0. */
 static mixp_tensor *mixpi_atan2_tangent(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *a = c->in[0], *b = c->in[1];
@@ -195,7 +195,7 @@ static mixp_tensor *mixpi_atan2_tangent(mixp_call *c) {
     return mixp_div(ctx, mixpi_plus(ctx, da, db), a);
 }
 
-/* Of a > 0 ? a : b a. */
+/* The tangent of a > 0 ? a : b a. */
 static mixp_tensor *mixpi_prelu_tangent(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *a = c->in[0], *b = c->in[1], *below;
@@ -267,7 +267,7 @@ static mixp_tensor *mixpi_mlp_tangent(mixp_call *c) {
         c, mixp_gelu_tanh(ctx, before), d, MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
 }
 
-/* The operator itself, on tangents in place of its real inputs, in which it is linear. */
+/* Applies the operator to tangents instead of its real inputs, in which it is linear. */
 static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     mixp_tensor **in = (mixp_tensor **)mixpi_step_alloc(c->ctx, (size_t)c->n_in * sizeof *in);
     int i, required = 0;
@@ -332,7 +332,7 @@ static mixp_tensor *mixpi_compared_tangent(mixp_call *c) {
     return mixp_scale(ctx, mixp_sum(ctx, d, MIXP_ALL, 0), (float)(1.0 / (double)p->k.over));
 }
 
-/* Of operators that are neither elementwise nor products. */
+/* The tangents of operators that are neither elementwise nor products. */
 /* clang-format off */
 static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     const mixpi_padding *pad = (const mixpi_padding *)c->attrs;
@@ -438,7 +438,7 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
     if (!list) return NULL;
 
-    /* The operators that lead to y, newest first. */
+    /* The operators that lead to y, latest first. */
     y->own.leads = 1;
     for (e = ctx->tape.newest; e; e = e->older) {
         if (!e->call.out->own.leads) continue;

@@ -15,7 +15,7 @@ static mixp_result mixpi_do_optimizer_add(
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
 
-    /* Make its row in the newest group. */
+    /* Make its row in the last group. */
     mixp_param_row *row = &opt->rows[opt->count];
     memset(row, 0, sizeof *row);
     row->weight = param->data;

@@ -307,10 +307,10 @@ static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i) {
     return i >= opt->ema_begun && i < opt->ema_count;
 }
 
-/* Takes over n elements of a written weight, from `first` on, into an f32 master: those whose value
- * is no longer the master's rounded value. The others keep the master's further digits, so that a
- * program that clips its weights after each step, or writes them back, does not stop their
- * training. scratch: n numbers of 16 bits, then n bytes. */
+/* Copies elements of a written weight, n from `first` on, into an f32 master, if their value is no
+ * longer the master's rounded value. The others keep the master's further digits, so that a program
+ * that clips its weights after each step, or writes them back, does not stop their training.
+ * scratch: n numbers of 16 bits, then n bytes. */
 static mixp_result mixpi_master_follow(
     mixp_context *ctx, const mixp_param_row *row, int64_t first, int64_t n, char *scratch) {
     const mixp_kernels *kernels = ctx->device->kernels;
@@ -354,8 +354,8 @@ static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *
     return row->master && !mixpi_row_is_split(row) && kernels->compare && kernels->where;
 }
 
-/* Does the master of parameter i hold nothing of the weight's present values? It is new, or all of
- * the weight was loaded since. */
+/* Does the master of parameter i lack all of the weight's present values? It is new, or all of the
+ * weight was loaded since. */
 static int mixpi_master_is_void(const mixp_optimizer *opt, int64_t i) {
     const mixpi_slot *slot = &opt->slot[i];
     return i >= opt->count || slot->version < slot->param->own.loaded;

@@ -24,7 +24,7 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
     return at;
 }
 
-/* Decodes a state's code, whose size the dtype gives. weight: bits beside a split master. */
+/* Decodes a state's code, whose size the dtype gives. weight: the other bits of a split master. */
 static float mixpi_held_value(
     mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale, uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
@@ -115,7 +115,7 @@ static mixp_result mixpi_do_optimizer_read(const mixp_optimizer *opt, const mixp
     if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
     if (r != MIXP_OK) return r;
 
-    /* No state is kept, or the program wrote the weight, which the next step then takes over. */
+    /* No state is kept, or the program wrote the weight, and the next step copies the weight. */
     written = opt->slot[i].version != param->version &&
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {

@@ -16,7 +16,7 @@ typedef struct mixpi_slot {
     int          where;         /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
     void        *shelf;         /* device memory: the weight while its average is in, or NULL */
-    uint64_t     written_for;   /* number of the newest step before which param was written */
+    uint64_t     written_for;   /* number of the last step before which param was written */
     int          written;       /* number of steps in a row of which that is true          */
     /* Used by the ranks. */
     int          owner;         /* rank that updates it; -1: each updates a piece          */
@@ -34,7 +34,7 @@ typedef struct mixpi_grad_tally {
 
 enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 
-/* A matrix is updated in three passes of the kernel `update`, each with a row of its own. */
+/* A matrix is updated in three passes of the kernel `update`, each with its own row. */
 enum { MIXPI_MUON_MOMENTUM, MIXPI_MUON_UNIT, MIXPI_MUON_LAST, MIXPI_MUON_PASSES };
 
 /* Working memory of Muon: device memory for the largest matrix, and the rows of its passes. */
@@ -83,7 +83,7 @@ struct mixp_optimizer {
     int              tally_here;    /* 1: the copy is up to date                        */
     int              tally_recorded; /* 1: a graph counts as well, without notice to the host */
     int64_t          tallies;   /* capacity in parameters                               */
-    int64_t          tally_count;   /* number of parameters at the newest count             */
+    int64_t          tally_count;   /* number of parameters at the last count               */
     int              tally_due; /* 1: the next look at the gradients counts as well     */
     int              tallied;   /* 1: the gradients of this step are counted            */
     int64_t          tally_step;    /* the context's step then, plus 1                  */
@@ -96,16 +96,16 @@ struct mixp_optimizer {
     mixpi_muon      *muon;      /* NULL: not Muon                                          */
     struct mixpi_shards *shards;    /* NULL: the states are not sharded over ranks         */
     uint64_t         views_summed;  /* generation in which clip summed the views; 0 = none */
-    uint64_t         cleared_in;    /* the context's generation at the newest mixp_zero_grad */
+    uint64_t         cleared_in;    /* the context's generation at the last mixp_zero_grad */
     uint64_t         stepped;       /* number of steps so far                              */
-    uint64_t         stepped_in;    /* the context's generation at the newest update       */
+    uint64_t         stepped_in;    /* the context's generation at the last update         */
     int64_t          stepped_after; /* operators applied in that generation before the update */
     mixp_optimizer  *next;      /* next in the context's list                              */
     /* Used by the ranks. */
     double          *table;     /* device memory in which ranks agree, made at its first use */
     int64_t          taken;     /* steps begun since it was made, the same on all ranks    */
     int              loaded;    /* 1: a checkpoint was loaded: the next step compares weights */
-    double           clip_norm; /* max_norm of the newest mixp_clip_grad_norm              */
+    double           clip_norm; /* max_norm of the last mixp_clip_grad_norm                */
     int              bit;       /* bit of this optimizer in a guard's sets of optimizers   */
     /* Averages of the first ema_count parameters, and the rows of the pass that updates them. */
     int64_t          ema_count, ema_room;

@@ -52,7 +52,7 @@ static mixp_result mixpi_held_store(const mixp_optimizer *opt, int64_t row, mixp
         return mixpi_upload(opt->ctx, at.scale + first / MIXP_STATE_BLOCK, &scale, 1);
     }
 
-    /* A master beside its weight: both are its parts. */
+    /* A master split between two arrays: the weight is one part. */
     for (int64_t i = 0; i < n; i++) {
         const mixpi_master_parts parts =
             at.dtype == MIXP_BF16 ? mixpi_master_to_16(in[i]) : mixpi_master_to_8(in[i], 0x80u);

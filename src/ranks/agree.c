@@ -123,7 +123,7 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
 
-    /* The words that need a sentence of their own. */
+    /* The words that need a separate sentence. */
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
             "rank %d took another kind of step than rank 0, or none; the step was skipped: call "

@@ -79,7 +79,7 @@ static int mixpi_leaf_order(const void *a, const void *b) {
     return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
 }
 
-/* Order by kind, then newest first. Used if ranks have met the leaves in different orders: the
+/* Order by kind, then latest first. Used if ranks have met the leaves in different orders: the
  * parameters that a program makes last mostly complete first. */
 static int mixpi_leaf_order_made(const void *a, const void *b) {
     const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;

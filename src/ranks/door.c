@@ -32,7 +32,7 @@ static const mixpi_crew mixpi_ranks_door = {
 #endif
 };
 
-/* Returns what is wrong with a description of scattered sums; NULL if nothing is. */
+/* Returns the error in a description of scattered sums; NULL = none. */
 static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
     if (k->scatter_ready && !k->grad_wait)
         return "ranks: scatter_ready needs grad_wait, which waits for its sums";

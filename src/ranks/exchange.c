@@ -59,7 +59,7 @@ struct mixpi_exchange {
     int64_t          n_leaves;
     mixpi_bucket    *buckets;
     int64_t          n_buckets;
-    mixpi_buffer    *buffers;   /* all of them, newest first                                */
+    mixpi_buffer    *buffers;   /* all of them, latest first                                */
     mixp_param_row  *rows;      /* device memory: table of the leaves for grad_stats        */
     mixp_step_state *looks;     /* device memory: the look at each bucket                   */
     int64_t         *first;     /* device memory: each bucket's first leaf                  */

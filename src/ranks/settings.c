@@ -139,7 +139,7 @@ static double mixpi_buffer_hash(const mixp_context *ctx, int64_t i) {
     return (double)(h >> 11);
 }
 
-/* A hash of all buffers, and of those that earlier updates have sent. */
+/* A hash of all buffers, and of the buffers sent by earlier updates. */
 static double mixpi_buffers_hash(const mixp_context *ctx) {
     uint64_t h = ctx->buffers.sent;
     for (int64_t i = 0; i < ctx->buffers.all.count; i++) {

@@ -108,7 +108,7 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
     return r;
 }
 
-/* Chooses who keeps the states of the newest row, and allocates this rank's part. */
+/* Chooses who keeps the states of the last row, and allocates this rank's part. */
 MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     mixpi_slot *slot = &opt->slot[opt->count];
@@ -120,7 +120,7 @@ static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, 
     return slot->where == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
 }
 
-/* After an add with result r: p is the newest parameter, or was not added. */
+/* After an add with result r: p is the last parameter, or was not added. */
 MIXPI_SELDOM
 static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
     const mixpi_slot *failed = &opt->slot[opt->count];

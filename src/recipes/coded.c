@@ -99,7 +99,7 @@ static mixp_result mixpi_coded_save(
 }
 
 /* Keeps the codes of x. q: forward's quantised x, if the gradient of the weight has the same;
- * otherwise q->y is NULL and x is quantised here. The caller gives q->y back. */
+ * otherwise q->y is NULL and x is quantised here. The caller frees q->y. */
 static mixp_result mixpi_coded_keep(
     mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x, mixpi_quantised *q) {
     mixp_recode_args k;

@@ -8,14 +8,14 @@
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
     mixp_tensor *weight;
-    mixp_recipe  recipe;        /* recipe of the newest linear that trains                 */
+    mixp_recipe  recipe;        /* recipe of the last linear that trains                   */
     int          length;        /* length of each operand's history                        */
     float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
                                    then from old to new                                    */
     float       *scales;        /* [MIXPI_ROLES]                                           */
 } mixpi_scaled;
 
-/* Does the device have memory of its own? */
+/* Does the device have its own memory? */
 static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
@@ -82,7 +82,7 @@ static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role) {
     return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX;
 }
 
-/* Moves a history by one place; the newest amax becomes the last. Returns the largest. */
+/* Moves a history by one place; the latest amax becomes the last. Returns the largest. */
 static float mixpi_history_turn(float *history, int length) {
     const float newest = history[0];
     float largest = newest;
@@ -129,7 +129,7 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
 }
 
 /* --- ranks ---
- * Each rank shares the newest amax of every parameter's linears, in the order in which the
+ * Each rank shares the latest amax of every parameter's linears, in the order in which the
  * parameters were made, which is the same on all ranks. */
 
 static int mixpi_is_scaled_weight(const mixp_tensor *t) {
@@ -143,7 +143,7 @@ static int64_t mixpi_scaled_words(const mixp_context *ctx) {
     return MIXPI_ROLES * n;
 }
 
-/* Copies the newest amax of each state to its place in newest[words], or back. All in the device's
+/* Copies the latest amax of each state to its place in newest[words], or back. All in the device's
  * memory. */
 static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int back) {
     const mixp_tensor *t;
@@ -174,7 +174,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
     return r;
 }
 
-/* Makes the states of linears that only other ranks have met, with the recipe of the newest linear
+/* Makes the states of linears that only other ranks have met, with the recipe of the last linear
  * that trains. The other states keep theirs. */
 static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest) {
     mixp_tensor *t;
@@ -205,7 +205,7 @@ static mixp_result mixpi_scaled_join(
     return r;
 }
 
-/* Gives each state the largest newest amax of all ranks. table, newest: host memory. */
+/* Sets each state's latest amax to the largest of all ranks. table, newest: host memory. */
 static mixp_result mixpi_scaled_exchange(
     mixp_context *ctx, double *table, float *newest, int64_t words) {
     const size_t bytes = (size_t)words * sizeof *newest;

@@ -19,9 +19,9 @@ typedef struct mixpi_recipe_call {
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller gives it back. how, scales: set if narrow products run. lines: a factor for
- * each row of the product's result, or NULL. down: lines has a factor for each column instead.
- * kept: lines is saved for backward. */
+ * too, and the caller frees it. how, scales: set if narrow products run. lines: a factor for each
+ * row of the product's result, or NULL. down: lines has a factor for each column instead. kept:
+ * lines is saved for backward. */
 typedef struct mixpi_quantised {
     mixp_tensor *y, *factor, *scales, *lines;
     mixp_narrow  how;
@@ -322,8 +322,8 @@ static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi
     return MIXP_OK;
 }
 
-/* Quantises an operand into an array of the arena. transformed: its Hadamard transform is taken
- * first, into *transformed, which the caller gives back; NULL: no transform. */
+/* Quantises an operand into an array of the arena. transformed: computes its Hadamard transform
+ * first, into *transformed, which the caller frees; NULL: no transform. */
 static mixp_result mixpi_recipe_once(
     mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k, mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
@@ -473,8 +473,8 @@ static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
     return r;
 }
 
-/* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
- * back. */
+/* Runs g with its two operands already in place, a quantised before b, and frees the quantised
+ * operands. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
     const mixpi_quantised *a, const mixpi_quantised *b) {
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;

@@ -10,7 +10,7 @@ MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
 
-/* On the best instruction set: each gives the same bits. */
+/* Uses the best instruction set: all are bit-identical. */
 MIXPREC_API mixp_result mixp_quantise(
     const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
     mixp_quantise_args own;

@@ -2,9 +2,9 @@
 #include "table.c"
 /* --- averages of weights --------------------------------------------------------------------- *
  *
- * The kernel `update` averages too, in a table of its own: a row's weight is the average, its
- * gradient the weight. The kernel reads the optimizer's step state, so it leaves the averages of a
- * skipped step as they are.
+ * The kernel `update` averages too, in a separate table: a row's weight is the average, its
+ * gradient the weight. The kernel reads the optimizer's step state, so a skipped step does not
+ * change the averages.
  */
 
 /* After the update kernel. */
@@ -94,7 +94,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
     MIXPI_RETURN_INSIDE(opt ? opt->ctx : NULL, mixpi_do_optimizer_set_ema(opt, decay));
 }
 
-/* Can the averages be put in, or taken out? */
+/* Can the averages and the weights be swapped? */
 static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     const char *wrong = NULL;
     if (!opt->ema_count) wrong = "there is no average: call mixp_optimizer_set_ema first";
@@ -109,7 +109,7 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
 
-    /* Another optimizer's master weight would take over the average. */
+    /* Another optimizer's master weight would copy the average. */
     for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slot[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,

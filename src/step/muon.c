@@ -82,9 +82,9 @@ static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
     return mixpi_muon_next(o, p->shape[0], p->shape[1]);
 }
 
-/* Takes the scratch memory of the products before a step changes anything: runs one iteration for
- * each parameter added since the last step, on whatever the working memory holds. A captured step
- * changes nothing while it is recorded. */
+/* Allocates the scratch memory of the products before a step changes anything: runs one iteration
+ * for each parameter added since the last step, on whatever the working memory holds. A captured
+ * step changes nothing while it is recorded. */
 static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     if (!o->muon || o->ctx->capture.active) return MIXP_OK;
@@ -107,8 +107,7 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
     return MIXPI_STEP_RUN(o, update, &k);
 }
 
-/* Scales x to norm 1: one pass finds the norm, in a step state of its own, and another
- * multiplies. */
+/* Scales x to norm 1: one pass finds the norm, in a separate step state, and another multiplies. */
 static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     mixp_grad_stats_args k;
     mixp_step_plan plan;

@@ -3,7 +3,7 @@
 #include "../tensors/buffers.c"
 /* --- buffers at an update ------------------------------------------------------------------- */
 
-/* Adds a flag. Queues a restore once k holds as many flags as one kernel takes. */
+/* Adds a flag. Queues a restore once k holds as many flags as one kernel accepts. */
 static mixp_result mixpi_buffers_restore_if(
     mixp_context *ctx, mixp_restore_args *k, const int32_t *flag) {
     mixp_result r = MIXP_OK;
@@ -19,8 +19,7 @@ static mixp_result mixpi_buffers_check(mixp_optimizer *opt) {
     return mixpi_backups_check(opt->ctx, &opt->state->buffer_found, 0);
 }
 
-/* Clears what a step has found that failed before its decision: the next step must not be skipped
- * for it. */
+/* Clears the findings of a step that failed before its decision: they must not skip another. */
 static void mixpi_buffers_forget(mixp_optimizer *opt) {
     uint64_t *found = &opt->state->buffer_found;
     if (opt->ctx->buffers.all.count) (void)mixpi_device_zero(opt->ctx, found, sizeof *found);

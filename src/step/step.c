@@ -77,7 +77,7 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     }
     if (r != MIXP_OK) return r;
 
-    /* A factor for each step from there to the newest one. */
+    /* A factor for each step from there to the last one. */
     plan->factors_from = s.applied;
     for (int64_t i = 0; i <= opt->issued - s.steps; i++) {
         const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
@@ -142,8 +142,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     const int unscaled = mixpi_stage(opt) == MIXPI_UNSCALED;
 
-    /* Take the memory of the step, before anything is changed. On a device with memory of its own,
-     * only Muon's products need any. */
+    /* Allocate the memory of the step before any change. On a device with its own memory, only
+     * Muon's products need any. */
     MIXPI_TRY(mixpi_crew_plan(opt));
     MIXPI_TRY(mixpi_muon_scratch(opt));
     if (!ctx->device->download &&
@@ -434,7 +434,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     return v;
 }
 
-/* The verdict of an optimizer skipped since the last update, or the newest if none was skipped. */
+/* The verdict of an optimizer skipped since the last update, or of the last one if none. */
 static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
     mixp_verdict newest = mixpi_verdict(opt), v = newest;

@@ -78,8 +78,8 @@ static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const
     return MIXP_OK;
 }
 
-/* Warns of a group behind group 0 to which no parameter was added: mixp_optimizer_add adds to the
- * newest group. */
+/* Warns of a group after group 0 to which no parameter was added: mixp_optimizer_add adds to the
+ * last group. */
 static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
     int64_t i;
     for (int g = 1; g < opt->plan.n_groups; g++) {
@@ -154,7 +154,7 @@ static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *
 
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
  * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
- * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
+ * graph has its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     mixp_context *ctx = opt->ctx;
     if (opt->swapped) return mixpi_need_weights(opt, who);

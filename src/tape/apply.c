@@ -3,7 +3,7 @@
 #include "../autocast.c"
 /* ==== 7. TAPE (implementation) ======================================================== */
 
-enum { MIXPI_READS = 8 };       /* inputs whose gradients have a read set of their own     */
+enum { MIXPI_READS = 8 };       /* inputs whose gradients have their own read set          */
 
 typedef struct mixpi_rerun mixpi_rerun;
 

@@ -10,7 +10,7 @@
 
 /* --- running one operator --------------------------------------------------------------------- */
 
-/* Runs one of the operator's own functions. A function that begins a step loses its call and
+/* Runs one of the operator's own functions. A function that begins a step frees its call, and
  * fails. */
 static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)(mixp_call *)) {
     mixp_context *ctx = c->ctx;

@@ -109,8 +109,8 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
     return MIXP_OK;
 }
 
-/* Like mixpi_write_begin, for a write of computed values: the step checks them. The program means
- * what it writes by mixp_write, mixp_fill or mixp_init_...: an Inf there is no overflow. */
+/* Like mixpi_write_begin, for a write of computed values: the step checks them. Writes by
+ * mixp_write, mixp_fill or mixp_init_... are intended: an Inf there is not an overflow. */
 static mixp_result mixpi_write_computed(mixp_tensor *t, const char *who) {
     mixpi_backup *b = mixpi_backup_of(t);
     MIXPI_TRY(mixpi_write_begin(t, who));

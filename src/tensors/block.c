@@ -39,7 +39,7 @@ static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
     return b;
 }
 
-/* Takes the free chunk at *at, which has room. The rest of the chunk becomes a chunk of its own. */
+/* Takes the free chunk at *at, which has room. The rest of the chunk becomes a separate chunk. */
 static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes) {
     mixpi_block_part *c = *at, *rest = c->next;
     if (c->size - bytes > MIXPI_LINE) {

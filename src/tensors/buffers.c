@@ -33,7 +33,7 @@ MIXPREC_API mixp_tensor *mixp_buffer(
     return t;
 }
 
-/* Returns t's backup; NULL, with the error set, if t is no buffer. */
+/* Returns t's backup; NULL, with the error set, if t is not a buffer. */
 static mixpi_backup *mixpi_need_buffer(const mixp_tensor *t, const char *who, mixp_result *r) {
     mixpi_backup *b = NULL;
     *r = mixpi_check_live(t, who);

@@ -6,7 +6,7 @@
 #include "backups.c"
 /* --- context --------------------------------------------------------------------------- */
 
-/* Returns what is wrong with a description; NULL if nothing is. */
+/* Returns the error in a description; NULL = none. */
 static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
@@ -153,7 +153,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_capture_begin: a capture is already active; call mixp_capture_end first");
 
-    /* The step to be recorded begins with what the newest step leaves. */
+    /* The step to be recorded begins with what the last step leaves. */
     MIXPI_TRY(mixpi_window_recover(ctx));
 
     ctx->capture.step = ctx->step;

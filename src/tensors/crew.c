@@ -129,7 +129,7 @@ static uint64_t mixpi_world(const mixp_context *ctx) {
 /* This context's place among these parts, from 0. */
 static int mixpi_place(const mixp_context *ctx) { return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
 
-/* Key of this step's random numbers. Each rank has a key of its own, for its part of the batch. */
+/* Key of this step's random numbers. Each rank has its own key, for its part of the batch. */
 static uint64_t mixpi_random_step(const mixp_context *ctx) {
     return ctx->step + 1u + (uint64_t)mixpi_place(ctx) - mixpi_world(ctx);
 }

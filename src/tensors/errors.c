@@ -128,7 +128,7 @@ static mixp_result mixpi_failed(const mixp_context *ctx) {
     return ctx->errors.code != MIXP_OK ? ctx->errors.code : MIXP_ERR_ARGUMENT;
 }
 
-/* Is t a live tensor record? A gradient that was given back has no data. */
+/* Is t a live tensor record? A released gradient has no data. */
 static int mixpi_is_tensor(const mixp_tensor *t) {
     return t && t->own.self == t && t->own.of == t->ctx && t->data;
 }
@@ -163,7 +163,7 @@ static int mixpi_is_spilled(const mixp_tensor *t) {
 #define MIXPI_SPILLED                                                                        \
     "was made in a block of mixp_recompute, which has freed it: only the result of the block stays"
 
-/* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
+/* MIXP_ERR_ARGUMENT if t is not a tensor, MIXP_ERR_ORDER if t is from an earlier step. */
 static mixp_result mixpi_check_live(const mixp_tensor *t, const char *who) {
     char stale[192];
     if (mixpi_is_spilled(t))
@@ -174,8 +174,8 @@ static mixp_result mixpi_check_live(const mixp_tensor *t, const char *who) {
         t->ctx, MIXP_ERR_ORDER, "%s: the tensor %s", who, mixpi_stale(t->ctx, stale));
 }
 
-/* Every write to t's memory calls this function. The new version tells readers of t, in any shape,
- * that its values changed. */
+/* Every write to t's memory calls this function. The new version shows readers of t, in any shape,
+ * that the values changed. */
 static void mixpi_note_write(mixp_tensor *t, const char *who) {
     mixp_tensor *origin = t->own.origin;
     t->version++;

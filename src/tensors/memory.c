@@ -273,7 +273,7 @@ static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
 
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
-/* The bytes that a buffer takes in an arena. */
+/* The bytes that a buffer needs in an arena. */
 static size_t mixpi_room(size_t bytes) {
     const size_t to = mixpi_alignment(bytes);
     return bytes ? (bytes + to - 1) & ~(to - 1) : to;
@@ -299,9 +299,8 @@ static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t b
     return *at;
 }
 
-/* Reuses a buffer that was given back: one of exactly that size, or part of a larger one. A small
- * buffer takes the end, so that the front stays at its multiple of MIXPI_LARGE_ALIGN. Returns NULL
- * if none fits. */
+/* Reuses a free buffer: one of exactly that size, or part of a larger one. A small buffer uses the
+ * end, so that the front stays at its multiple of MIXPI_LARGE_ALIGN. Returns NULL if none fits. */
 static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
     mixpi_free **at = &a->free, **larger = NULL;
     for (; *at && (*at)->size != bytes; at = &(*at)->next)

@@ -2,7 +2,7 @@
 #include "tensors.c"
 /* --- parameters ------------------------------------------------------------------------ */
 
-/* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
+/* Does text[0..n) fit the pattern? * matches any characters, ? matches one. */
 static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
     const char *star = NULL;
     size_t at = 0, retry = 0;
@@ -13,7 +13,7 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
         } else if (*pattern == '?' || *pattern == text[at]) {
             pattern++;
             at++;
-        } else if (star) { /* the newest star takes one more character */
+        } else if (star) { /* the last star matches one more character */
             pattern = star + 1;
             at = ++retry;
         } else return 0;
@@ -34,7 +34,7 @@ static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     return &p->named[at];
 }
 
-/* The tensor becomes the newest of these. There is room for it. */
+/* The tensor becomes the last of these. There is room for it. */
 static void mixpi_params_add(mixpi_params *p, mixp_tensor *t) {
     p->made[p->count++] = t;
     if (*t->name) *mixpi_name_place(p, t->name) = t;

@@ -21,11 +21,11 @@ typedef struct mixpi_piece {
  * that repeats itself allocates nothing after its first round. */
 typedef struct mixpi_arena {
     mixpi_piece *first;
-    size_t       used;          /* bytes handed out since the last reset and not given back */
+    size_t       used;          /* bytes allocated since the last reset and not freed */
     int          on_device;
     int          turns;         /* 0, or the parts of each piece; a step uses one part */
     int          turn;          /* the part that the current step uses                     */
-    struct mixpi_free *free;    /* buffers given back within the step                      */
+    struct mixpi_free *free;    /* buffers freed within the step                           */
 } mixpi_arena;
 
 /* Parts of the arena that holds the records of activations. A step never reuses the part of the
@@ -60,7 +60,7 @@ typedef struct mixpi_params {
     int64_t       count, room;  /* room: a power of 2; 0 = no memory yet                   */
 } mixpi_params;
 
-/* Unscaled f16 gradients of the newest walk that met any; see walk/unscaled.c. */
+/* Unscaled f16 gradients of the last walk that met any; see walk/unscaled.c. */
 typedef struct mixpi_unscaled {
     int    walks;               /* number of walks that met such gradients                 */
     int    met;                 /* 1: the current walk has met one                         */
@@ -75,7 +75,7 @@ typedef struct mixpi_backup {
                                    until a step writes the buffer                          */
     uint64_t     window;        /* the window whose first write filled data; 0 = none      */
     uint64_t     kept_in;       /* generation of that write                                */
-    uint64_t     computed;      /* the newest window that wrote computed values; 0 = none  */
+    uint64_t     computed;      /* the last window that wrote computed values; 0 = none    */
     mixp_buffer_ranks ranks;
 } mixpi_backup;
 
@@ -87,7 +87,7 @@ typedef struct mixpi_buffers {
     int      retries;           /* 1: the program has called mixp_retry                    */
     const mixp_tensor *unbuffered;  /* a frozen parameter that a step of several ranks wrote */
     uint64_t sent;              /* hash of the shared buffers sent so far, in their order  */
-    uint64_t failures;          /* errors.failures when the newest step began              */
+    uint64_t failures;          /* errors.failures when the last step began                */
 } mixpi_buffers;
 
 /* The first error and the first warning; see errors.c. */
@@ -129,9 +129,9 @@ typedef struct mixpi_capture {
     uint64_t    failures;       /* errors.failures when the capture began                  */
     mixp_graph *graphs;
     uint64_t    replays;        /* replays of graphs that change a loss scale on the device only */
-    uint64_t    replayed;       /* the step count after the newest replay                  */
+    uint64_t    replayed;       /* the step count after the last replay                    */
     uint64_t    sites_moved;    /* incremented when a site changes the dtype that it stores */
-    int         scale_moved;    /* 1: a loss scale changed since the newest mixp_capture_begin */
+    int         scale_moved;    /* 1: a loss scale changed since the last mixp_capture_begin */
     int         cast_recorded;  /* 1: since then, a low copy was renewed by a recorded kernel,
                                    which runs only at replays                              */
     int         update_recorded;    /* 1: since then, a step of an optimizer was recorded  */
@@ -140,7 +140,7 @@ typedef struct mixpi_capture {
 /* The calls of this step; see ../tape. */
 typedef struct mixpi_tape {
     mixpi_tape_entry *newest;
-    mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, newest first   */
+    mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, latest first   */
     int64_t     calls;          /* operators applied in this step, casts included          */
     int64_t     drawn;          /* calls of this step that drew random numbers: the next one's
                                    key, the same at each level and in each dtype           */
@@ -154,15 +154,15 @@ typedef struct mixpi_tape {
 
 typedef struct mixpi_walk {
     int            running;     /* 1: a walk back is running                               */
-    uint64_t       walked_in;   /* generation of the newest walk back that succeeded       */
+    uint64_t       walked_in;   /* generation of the last walk back that succeeded         */
     mixpi_unscaled unscaled;
     int            f32_gradients;   /* the description's f32_gradients                     */
 } mixpi_walk;
 
 /* Scalers, optimizers and their updates; see ../step. */
 typedef struct mixpi_training {
-    void       *scalers, *optimizers;   /* all of them, newest first                       */
-    uint64_t    updated_in;     /* generation of the newest update of an optimizer         */
+    void       *scalers, *optimizers;   /* all of them, latest first                       */
+    uint64_t    updated_in;     /* generation of the last update of an optimizer           */
     int         scale_asked;    /* 1: the program has read or set a loss scale             */
     int         averaged;       /* optimizers whose averages are in the weights            */
     const void *tally_of;       /* optimizer whose counts are on their way to the host     */
@@ -184,7 +184,7 @@ typedef struct mixpi_products {
 
 /* Permanent tensors that every step makes are a mistake. */
 typedef struct mixpi_made {
-    uint64_t in;                /* generation in which the newest permanent tensor was made */
+    uint64_t in;                /* generation in which the last permanent tensor was made */
     int      runs;              /* consecutive generations before it that made tensors     */
 } mixpi_made;
 
@@ -200,7 +200,7 @@ struct mixp_context {
     int64_t         tensors_made;   /* ids of permanent tensors                            */
     int             evaluates;  /* 1: the step began with mixp_eval_begin, which counts none */
     /* tensors */
-    mixp_tensor    *tensors;    /* permanent tensors, newest first                         */
+    mixp_tensor    *tensors;    /* permanent tensors, latest first                         */
     mixpi_params    params;
     mixpi_buffers   buffers;
     mixpi_made      made;

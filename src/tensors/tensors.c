@@ -2,7 +2,7 @@
 #include "backups.c"
 /* --- tensors --------------------------------------------------------------------------- */
 
-/* A tensor as an argument of kernels. NULL gives an argument without data. */
+/* A tensor as an argument of kernels. NULL makes an argument without data. */
 static mixp_in mixpi_tensor_in(const mixp_tensor *t) {
     return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32);
 }

@@ -34,7 +34,7 @@ typedef struct mixpi_lossy {
     double  bounds[2];          /* bounds of error and clipped; 0 = never                  */
     double  error, clipped;     /* the most that one quantisation of the sample lost       */
     double  excess;             /* the larger of both, as a share of its bound             */
-    mixp_block_look blocks;     /* of this sample, or of the newest that measured it       */
+    mixp_block_look blocks;     /* of this sample, or of the last that measured it         */
 } mixpi_lossy;
 
 /* A loss as a share of its bound; 0 if bound is 0, which means never. */

@@ -54,9 +54,9 @@ static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
     ctx->tape.unrecorded = NULL;
 }
 
-/* Gives a call memory for its result and for what it saves. The result of the block still has both,
- * unless a later operator has freed it or let its gradient overwrite it. A reshape has the memory
- * of its input. */
+/* Allocates memory for a call's result and for what it saves. The result of the block still has
+ * both, unless a later operator has freed it or let its gradient overwrite it. A reshape has the
+ * memory of its input. */
 static mixp_result mixpi_rerun_memory(mixpi_tape_entry *e) {
     mixp_call *c = &e->call;
     if (!e->alias && mixpi_rerun_keeps(e->block, e) && !c->out->own.spent) return MIXP_OK;

@@ -49,7 +49,7 @@ static int mixpi_was_asked(const mixp_call *c, int i) {
     return 0;
 }
 
-/* How backward failed to give the gradient of input i; NULL: it gave the gradient. */
+/* Why backward did not write the gradient of input i; NULL: it wrote the gradient. */
 static const char *mixpi_gradient_wrong(const mixp_call *c, int i) {
     const int flags = mixpi_entry_of(c)->inputs[i];
     if (!mixp_call_wants(c, i)) return NULL;
@@ -59,7 +59,7 @@ static const char *mixpi_gradient_wrong(const mixp_call *c, int i) {
     return "requested, but did not write,";
 }
 
-/* After an operator's backward: fails unless backward has given every gradient that is wanted. */
+/* After an operator's backward: fails unless backward has written every wanted gradient. */
 static mixp_result mixpi_check_given(mixp_call *c) {
     mixpi_tape_entry *e = mixpi_entry(c);
     const char *wrong = NULL;

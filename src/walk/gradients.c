@@ -37,7 +37,7 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i) {
     return mixpi_wants_grad(t) && !(e->inputs[i] & MIXPI_INPUT_CONSTANT);
 }
 
-/* Copies a borrowed gradient into memory of its own. */
+/* Copies a borrowed gradient into its own memory. */
 static mixp_result mixpi_end_loan(mixp_tensor *b) {
     mixp_in held = mixpi_tensor_in(b);
     if (!b->own.borrowed) return MIXP_OK;
@@ -93,8 +93,8 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     return g;
 }
 
-/* Can input i's gradient take over the memory of the incoming gradient? Only if it is the input's
- * first gradient, with the same dtype and count. */
+/* Can input i's gradient reuse the memory of the incoming gradient? Only if it is the input's first
+ * gradient, with the same dtype and count. */
 static int mixpi_call_can_take(const mixp_call *c, int i) {
     const mixp_tensor *t = mixpi_grad_owner(c, i);
     if (c->out->requires_grad || c->out->own.grad->own.borrowed) return 0;

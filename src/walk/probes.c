@@ -1,6 +1,6 @@
 #pragma once
 #include "../tape/run.c"
-/* --- is a gradient that was asked for written? ------------------------------------------ *
+/* --- is a requested gradient written? --------------------------------------------------- *
  *
  * Where the host can look, its first and last element are made a signalling NaN, which no
  * arithmetic gives.

@@ -229,7 +229,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
         w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
     if (!w || !w->pins) return MIXP_ERR_MEMORY;
 
-    /* The newest pattern replaces what it covers. */
+    /* The last pattern replaces what it covers. */
     mixpi_pins_beside(w, pattern, 1);
     mixpi_pin *pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
@@ -244,7 +244,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
 
 /* --- retry --------------------------------------------------------------------------------- */
 
-/* Was the newest update skipped, and could another attempt succeed? */
+/* Was the last update skipped, and could another attempt succeed? */
 static int mixpi_retry_helps(mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
     const mixpi_watch *w = ctx->watch;

@@ -132,7 +132,7 @@ static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
     return mixpi_guard_updated(ctx, scaler);
 }
 
-/* Where the newest skip began. */
+/* Where the last skip began. */
 MIXPI_SELDOM
 static void mixpi_watch_origin(const mixp_context *ctx, mixp_verdict *v) {
     const mixpi_watch *w = ctx->watch;

@@ -36,7 +36,7 @@ MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
     return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
 }
 
-/* The largest number of a low dtype. */
+/* The largest finite number of a 16-bit dtype. */
 static double mixpi_low_largest(mixp_dtype low) {
     return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
 }

@@ -74,15 +74,15 @@ typedef struct mixpi_site {
     int32_t      why;           /* MIXPI_FELL_... bits */
     int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
     int          pin_reported;      /* 1: an event has reported the pin */
-    int          inspected;     /* newest sample that measured its precision */
-    double       lost;          /* share of the variation that rounding lost in the newest sample,
+    int          inspected;     /* last sample that measured its precision */
+    double       lost;          /* share of the variation that rounding lost in the last sample,
                                    on the rank that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
     mixpi_lossy  operands[MIXPI_ROLES];
     mixp_tensor *read[2];       /* permanent tensors that the site reads */
     mixp_look    value, grad;
-    float        scores;        /* of attention: the largest log-sum-exp in the newest sample */
+    float        scores;        /* of attention: the largest log-sum-exp in the last sample */
     const char  *op;
     int          traits;        /* traits of its operator: see watch/traits.c */
     char         name[MIXPI_SITE_NAME];
@@ -103,7 +103,7 @@ struct mixpi_watch {
     int         fresh;          /* number of the unread sample in rows; 0 = none */
     int         posted;         /* number of the sample on its way to the host; 0 = none */
     int         looked;         /* 1: a sample that walked back was settled since the update */
-    int         whole;          /* 1: all walks of the newest update were sampled */
+    int         whole;          /* 1: all walks of the last update were sampled */
     int         settled;        /* 1: at least one sample was settled */
     int32_t     acted;          /* 1: a site fell back since the last skip */
     int32_t     falls;          /* number of fallbacks so far */
@@ -111,14 +111,14 @@ struct mixpi_watch {
     mixp_observer observer;     /* zeros: none */
     uint64_t    trial_step;     /* the context's step when the trial began */
     int         stored;         /* sites to which this sample has stored */
-    int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
+    int32_t     force;          /* bits of optimizers whose last step was skipped: all steps are
                                    sampled until their next update */
-    int32_t     deep;           /* bits of optimizers whose newest skip had a loss that was not
+    int32_t     deep;           /* bits of optimizers whose last skip had a loss that was not
                                    finite */
     int32_t     probe;          /* bits of optimizers whose last two skips had a loss that was not
                                    finite: their sampled steps are probes until their next update */
     int         repeat;         /* 1: the next step stores f32 everywhere: an evaluation repeats */
-    int         repeated;       /* 1: the newest evaluation was a repetition */
+    int         repeated;       /* 1: the last evaluation was a repetition */
     int         probing;        /* 1: the current step stores f32 everywhere */
     int         probed;         /* 1: a step since the update stored f32 everywhere and walked
                                    back */
@@ -126,8 +126,8 @@ struct mixpi_watch {
                                                way to the host is a probe */
     int         settling_probe; /* 1: the sample being settled is a probe */
     int         settling_bad;   /* 1: the loss of the sample being settled is not finite */
-    int32_t     since;          /* updates since the newest sampled update, inclusive */
-    int32_t     idle;           /* steps begun since the newest update or sampled step */
+    int32_t     since;          /* updates since the last sampled update, inclusive */
+    int32_t     idle;           /* steps begun since the last update or sampled step */
     int         update_due;     /* 1: the next update is due to be sampled */
     int32_t     taken;          /* 1: a step since the update was sampled */
     int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
@@ -161,7 +161,7 @@ struct mixpi_watch {
     mixpi_pin  *pins;
     int         n_pins;
     int         full, full_reported;/* 1: a site found no room; 1: an event has reported it */
-    int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
+    int origin, found;  /* mixp_origin of the last skip; mixp_origin found since the update */
     int         overflowed;     /* first site that overflowed since the update; 0 = none      */
     int         origin_site, found_site;
     const void *posted_scaler;  /* scaler whose state is on its way to the host */
@@ -187,7 +187,7 @@ static int mixpi_rows_to_clear(const mixpi_watch *w) {
 static int mixpi_guard_is_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
 /* Distance in updates to the next sample: about `every`. The distance varies because a constant
- * even distance would always hit the same one of two networks that are trained in turn. */
+ * even distance would always hit the same one of two networks that train alternately. */
 static int mixpi_watch_distance(const mixpi_watch *w) {
     const uint64_t h = ((uint64_t)(uint32_t)w->drawn + 1u) * 0x9E3779B97F4A7C15u;
     const int part = w->every / 4;
@@ -244,7 +244,7 @@ static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
     return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
 }
 
-/* Pins a site according to the newest pattern that fits. */
+/* Pins a site according to the last pattern that fits. */
 static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
     int i, was = site->pinned;
     site->pinned = 0;

@@ -14,7 +14,7 @@ static void mixpi_trial_forget(mixp_context *ctx) {
     ctx->step = ctx->watch->trial_step;
 }
 
-/* Takes what an observer needs, before anything is changed. */
+/* Allocates what an observer needs, before any change. */
 static mixp_result mixpi_observe_ready(mixp_context *ctx, const mixp_observer *observer) {
     mixp_result r = mixpi_check_between_steps(ctx, "mixp_observe");
     if (r != MIXP_OK || !observer) return r;

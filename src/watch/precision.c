@@ -8,8 +8,8 @@
  * from its difference to the stored result, the mean over the batch is subtracted column by column.
  * The root of the ratio of the two mean squares is the share of the variation that rounding lost.
  *
- * A product is computed with f32 weights as well. Where the inputs vary little beside their mean, a
- * rounded weight moves all rows alike, and each update moves them again: the mean of that
+ * A product is computed with f32 weights as well. Where the inputs vary little compared with their
+ * mean, a rounded weight moves all rows alike, and each update moves them again: the mean of that
  * difference counts too. A product that loses too much then reads f32 weights.
  */
 
@@ -165,7 +165,7 @@ static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *gi
     return done;
 }
 
-/* Restores the inputs of a call that were `read`, and gives back the memory of low copies. */
+/* Restores the inputs of a call that were `read`, and releases the memory of low copies. */
 static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_reweighed how) {
     for (int i = MIXPI_WEIGHED - 1; i >= 0; i--) {
         mixp_tensor *t = c->in[i];
@@ -195,7 +195,7 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
 }
 
 /* Measures what a call loses in low precision: in its result and in its weights. Computes the call
- * a second time where that is needed, then restores the call. */
+ * a second time if needed, then restores the call. */
 static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *given,
     mixp_result (*run)(mixp_call *, mixp_result (*)(mixp_call *))) {
     mixp_call *c = &e->call;

@@ -170,7 +170,7 @@ static void mixpi_guard_make_room(const mixpi_state *s) {
 
 /* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
  * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
- * sites; their numbers go on. */
+ * sites; their numbering continues. */
 static void mixpi_watch_forget(mixpi_watch *w) {
     for (int n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
     memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));

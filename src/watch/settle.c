@@ -118,7 +118,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     site->grad = *mixpi_look_of(w, number, MIXPI_LOOK_GRAD);
     if (mixpi_site_is(site, MIXPI_SCORES))
         site->scores = mixpi_look_of(w, number, MIXPI_LOOK_LOSS)->largest;
-    /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
+    /* A cast that was left out has no own gradient: its gradient is the producer's. */
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_look_of(w, site->from[0], MIXPI_LOOK_GRAD);
 
@@ -252,8 +252,8 @@ static void mixpi_settle_events(mixp_context *ctx) {
     w->full_reported = w->full;
 }
 
-/* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
- * of steps, and a pattern may fit a site of either kind. */
+/* Has every optimizer made an update under the guard? Two networks that train alternately have two
+ * kinds of steps, and a pattern may fit a site of either kind. */
 static int mixpi_all_have_updated(const mixp_context *ctx) {
     const mixp_optimizer *opt = (const mixp_optimizer *)ctx->training.optimizers;
     for (; opt; opt = opt->next)
@@ -350,7 +350,7 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
 }
 
-/* Bits of the optimizers that a scaler's newest update covered. */
+/* Bits of the optimizers that a scaler's last update covered. */
 static int32_t mixpi_update_bits(const mixp_scaler *s) {
     const mixp_optimizer *opt = s->checked;
     int32_t bits = 0;
