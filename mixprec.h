@@ -19672,8 +19672,8 @@ static const char *mixpi_beginner(const mixp_context *ctx) {
 /* Returns what is wrong with a stale tensor of ctx. */
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
     snprintf(text, 192,
-        "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them into a "
-        "tensor of mixp_buffer, mixp_param or mixp_view before that",
+        "is from an earlier step, and %s has recycled it: to keep its values, mixp_copy them "
+        "into a tensor of mixp_buffer, mixp_param or mixp_view before that",
         mixpi_beginner(ctx));
     return text;
 }
@@ -20657,7 +20657,7 @@ static mixp_result mixpi_check_memory(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_check_live(t, who);
     if (r != MIXP_OK || !t->own.spent) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-        "%s: the tensor is no longer there: it was disposable, and its last reader has freed it",
+        "%s: the tensor no longer exists: it was disposable, and its last reader has freed it",
         who);
 }
 
@@ -21031,21 +21031,21 @@ static mixp_result mixpi_window_recover(mixp_context *ctx) {
 /* Returns the error in a description; NULL = none. */
 static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
-    if (!d->allocate != !d->release) return "allocate and release: give both or neither";
-    if (d->memory && d->allocate) return "memory and allocate: give one of them";
-    if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
+    if (!d->allocate != !d->release) return "allocate and release: set both or neither";
+    if (d->memory && d->allocate) return "memory and allocate: set one of them";
+    if (d->memory_bytes && !d->memory) return "memory_bytes is set, but memory is NULL";
     if (!device->allocate != !device->release)
-        return "device_allocator: give both of its functions or neither";
+        return "device_allocator: set both of its functions or neither";
     if (d->portable_bits && d->device)
-        return "portable_bits chooses the CPU's instruction set, and device is given: give one of "
+        return "portable_bits selects the CPU's instruction set, and device is set: set one of "
                "them";
-    if (d->threads < 0) return "threads is negative; 0 means as many as there are";
-    if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
+    if (d->threads < 0) return "threads is negative; 0 means the default number";
+    if (d->threads > 4096) return "threads is above 4096; 0 means the default number";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE |
                            MIXP_EPILOGUES_GELU_BF16))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
     if ((d->epilogues & MIXP_EPILOGUES_NONE) && d->epilogues != MIXP_EPILOGUES_NONE)
-        return "epilogues has MIXP_EPILOGUES_NONE and another flag; give one of them";
+        return "epilogues has MIXP_EPILOGUES_NONE and another flag; set one of them";
     return NULL;
 }
 
@@ -21114,9 +21114,9 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
              : r == MIXP_ERR_FORMAT
                  ? "gemm_choices is truncated, or is not a text of mixp_context_gemm_choices"
              : r == MIXP_ERR_SHAPE
-                 ? "gemm_choices is of another GPU, or of another version of its libraries: omit "
+                 ? "gemm_choices is from another GPU, or another version of its libraries: omit "
                    "gemm_choices, and save it again after a step"
-                 : "the device cannot be used; check whether another program holds it";
+                 : "the device cannot be used; check whether another program uses it";
     return NULL;
 }
 
@@ -21668,7 +21668,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     char shape[224];
     if (t && mixpi_is_tensor(t) && mixpi_is_stale(t)) {
         mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-            "mixp_item: the tensor is of an earlier step, and %s has recycled it: call mixp_item "
+            "mixp_item: the tensor is from an earlier step, and %s has recycled it: call mixp_item "
             "before %s",
             mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
         t = NULL;
@@ -22830,7 +22830,7 @@ static mixp_result mixpi_check_input(
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
                 "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
     if (t && t->own.spent)
-        wrong = "is no longer there: it was disposable, and an operator that read it "
+        wrong = "no longer exists: it was disposable, and an operator that read it "
                 "(mixp_scaler_cross_entropy, mixp_add_layer_norm, mixp_add_rms_norm, mixp_linear "
                 "under a recipe with codes) or mixp_backward has freed or overwritten it; call "
                 "mixp_tensor_set_disposable before its last reader only";
@@ -23833,7 +23833,7 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     /* Is it one number of this context and this step? */
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "mixp_backward: the loss is of an earlier step, and %s has recycled it: call "
+            "mixp_backward: the loss is from an earlier step, and %s has recycled it: call "
             "mixp_backward in the step that made the loss",
             mixpi_beginner(ctx));
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
@@ -24049,8 +24049,8 @@ static mixp_result mixpi_check_inputs(
                 "mixp_view)",
                 i);
         if (t->ctx != ctx)
-            return mixp_context_fail(
-                ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: input %d is of another context", i);
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                "mixp_check_gradients: input %d belongs to another context", i);
         if (t->count > *most) *most = t->count;
     }
     return MIXP_OK;
@@ -24294,7 +24294,7 @@ static void mixpi_warn_of_maker(mixp_call *c) {
     if (!maker) return;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
-            mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s takes %s",
+            mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s expects %s",
                 rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
 }
 
@@ -26371,7 +26371,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     /* Nothing gives the mask a gradient. */
     if (mixpi_is_no_grad(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-        "attention: the mask '%.60s' requires a gradient, but attention gives a mask none; for a "
+        "attention: the mask '%.60s' requires a gradient, but a mask gets no gradient; for a "
         "learned bias, compute the scores with mixp_matmul and mixp_add",
         mask->name);
 }
@@ -29530,7 +29530,7 @@ static mixp_result mixpi_bad_bags(mixp_call *c, const mixp_embedding_args *k) {
     if (i < 0) return mixpi_bad_index(c, 1, "id", k->vocab, MIXPI_NO_INDEX);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
         "embedding_bag: the offset of bag %.0f is %d: offsets begin with 0, do "
-        "not fall, and are at most the number of ids, %.0f",
+        "not decrease, and are at most the number of ids, %.0f",
         (double)i, (int)k->bags.offsets[i], (double)k->rows);
 }
 
@@ -30459,7 +30459,7 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
             return mixpi_einsum_wrong(ctx, equation,
                 "write the letters of two operands, as in \"bij,bjk->bik\", at most 8 for each");
         if (e->kind[(int)*s] & 1 << part)
-            return mixpi_einsum_wrong(ctx, equation, "a letter stands twice in one operand");
+            return mixpi_einsum_wrong(ctx, equation, "a letter occurs twice in one operand");
         e->kind[(int)*s] |= 1 << part;
         e->text[part][e->rank[part]++] = *s;
     }
@@ -32615,7 +32615,7 @@ static mixp_result mixpi_add_check(
     else if (mixpi_backup_of(p)) wrong = "is a buffer, which no optimizer trains: use mixp_param";
     else if (p->own.generation || (g && g->own.generation))
         wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
-    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
+    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "belongs to another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong =
             "is a view without a gradient: pass a gradient, or call mixp_tensor_set_requires_grad";
@@ -32625,8 +32625,8 @@ static mixp_result mixpi_add_check(
     /* Refuse what this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && mixpi_padding_clash(opt, p, g, width))
-        wrong = "shares memory with the padding of rows, or its padding with another view: give "
-                "each view memory of its own";
+        wrong = "shares memory with the padding of rows, or its padding with another view: use "
+                "separate memory for each view";
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
         wrong = "is not a matrix, and Muon trains only matrices: add it to an AdamW optimizer";
@@ -33070,7 +33070,7 @@ MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
 static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
         return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
-    if (loss->ctx != opt->ctx) return "the loss is of another context";
+    if (loss->ctx != opt->ctx) return "the loss belongs to another context";
     if (loss->own.scaled)
         return "the loss is multiplied by the loss scale, whose changes would look like spikes: "
                "pass the loss from before mixp_scaler_scale";
@@ -33295,8 +33295,8 @@ static mixp_result mixpi_do_optimizer_add(
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-            "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
-            "step");
+            "mixp_optimizer_add: param is NULL, or a tensor is from an "
+            "earlier step");
     mixp_result r = mixpi_add_check(opt, param, grad, width);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -34031,7 +34031,7 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
                "each mixp_scaler_update, before the next mixp_backward; with one scaler, call "
                "mixp_backward on all losses of a step before mixp_scaler_update; with two scalers "
                "(a GAN), call mixp_zero_grad on this optimizer before mixp_backward of its own "
-               "loss; an optimizer that steps less often than others needs a scaler of its own";
+               "loss; an optimizer that steps less often than others needs its own scaler";
     if (m->kind == MIXPI_MARK_LOST)
         return "was scaled by a scaler that was freed; call mixp_zero_grad, and start again from "
                "the loss";
@@ -34173,7 +34173,7 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
         if (opt->slot[i].grad || p->requires_grad) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
             "mixp_optimizer_set_ema: '%s' is frozen: call mixp_tensor_set_requires_grad(t, 1), or "
-            "give the optimizer only parameters that train",
+            "add only parameters that train",
             p->name);
     }
     if (opt->has_padding)
@@ -34251,7 +34251,7 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
         if (opt->slot[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                 "mixp_optimizer_swap_ema: another optimizer also has '%s', and its master weight "
-                "would take over the average; use one optimizer",
+                "would copy the average; use one optimizer",
                 opt->slot[i].param->name);
     return MIXP_OK;
 }
@@ -34395,7 +34395,7 @@ static mixp_result mixpi_buffers_update(mixp_scaler *scaler) {
 }
 /* --- stepping ----------------------------------------------------------------------------- */
 
-/* Fails if operators were applied without mixp_step_begin: activations would pile up. A program
+/* Fails if operators were applied without mixp_step_begin: activations would accumulate. A program
  * that applies none of mixprec's operators need not call mixp_step_begin. */
 static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
     const mixp_context *ctx = opt->ctx;
@@ -34403,7 +34403,7 @@ static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) 
     if (opt->stepped_after == ctx->tape.calls) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
         "%s: operators were applied since the last update, but mixp_step_begin was not called: "
-        "activations would pile up; call mixp_step_begin first in every step",
+        "activations would accumulate; call mixp_step_begin first in every step",
         who);
 }
 
@@ -34637,7 +34637,7 @@ static mixp_result mixpi_begin_scaled(
     mixp_scaler *scaler, mixp_optimizer *opt, const char *who, mixpi_scaling *is) {
     if (opt->ctx != scaler->ctx)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
-            "%s: scaler and optimizer are of different contexts", who);
+            "%s: scaler and optimizer belong to different contexts", who);
     const int stage = mixpi_stage(opt);
     if (opt->scaler && opt->scaler != scaler && stage != MIXPI_READY)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
@@ -34749,7 +34749,7 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "divisions in the loss",
         "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
         "a smaller learning rate",
-        "the batch holds Inf or NaN: not a scaling problem; look at the data",
+        "the batch contains Inf or NaN: not a scaling problem; look at the data",
         "the loss is not finite, or a buffer became so: not a scaling problem; turn on a guard to "
         "find the first bad site",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
@@ -34846,7 +34846,7 @@ static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED,
-        "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
+        "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale prevents this. "
         "%s%s %s of %s'%s' at element %.0f%s. Check the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale,
         bad.loss_bad ? "The loss itself is not finite. " : "",
@@ -36187,7 +36187,7 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     uint64_t length = text.length;
     if (length > MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-            "the header would take %.0f bytes; the format's limit is %.0f", (double)length,
+            "the header would need %.0f bytes; the format's limit is %.0f", (double)length,
             (double)MIXPI_ST_MAX_HEADER);
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
@@ -37021,7 +37021,7 @@ static void mixpi_warn_of_weights(
         /* Warns of the first reason that holds. */
         if (left)
             mixpi_warn(s->ctx,
-                "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take an earlier "
+                "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: use an earlier "
                 "checkpoint",
                 who, item->e.name, (double)left);
         else if (bad)
@@ -37034,7 +37034,7 @@ static void mixpi_warn_of_weights(
                                                     : "scale these values in the file");
         else if (scale)
             mixpi_warn(s->ctx,
-                "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: multiply the "
+                "%s: '%.60s' is %s in the file, and its scale '%.60s' was ignored: multiply the "
                 "weight by its scale after loading",
                 who, item->e.name, mixp_dtype_name(from->dtype), scale);
     }
@@ -37146,11 +37146,12 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
         return "an array is NULL although its count is not 0";
     if ((what->n_values && !what->values) || (what->n_metadata && !what->metadata))
         return "an array is NULL although its count is not 0";
-    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
+    if (what->scaler && what->scaler->ctx != what->ctx)
+        return "the scaler belongs to another context";
     for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
     for (i = 0; !wrong && i < what->n_optimizers; i++)
         if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
-            wrong = "an optimizer is NULL or of another context";
+            wrong = "an optimizer is NULL, or belongs to another context";
     return wrong;
 }
 
@@ -37760,7 +37761,7 @@ static void mixpi_checkpoint_meet_ranks(
     if (s->fresh) return;
     mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
         "the file holds the own buffers of %d rank%s, '%.60s' among them, and this run has %d: run "
-        "as many ranks, or set .fresh_buffers to go on with the buffers as they are",
+        "as many ranks, or set .fresh_buffers to keep the current buffers",
         there, there > 1 ? "s" : "", t->name, here);
 }
 
@@ -37863,8 +37864,8 @@ static void mixpi_warn_of_cpu(mixp_context *ctx, const mixp_safetensors *file) {
     if (!there || bits == MIXPI_BITS_OTHER || strcmp(there, mixpi_bits_names[bits]) == 0) return;
     mixpi_warn(ctx,
         "mixp_checkpoint_load: the file was saved with the instruction set '%.40s', and this "
-        "context has '%s': training goes on, but products of f16 and bf16 round differently. For "
-        "the same bits give the same set by mixp_cpu_with, or train with portable_bits of "
+        "context has '%s': training continues, but products of f16 and bf16 round differently. For "
+        "the same bits select that set with mixp_cpu_with, or train with portable_bits of "
         "mixp_context_desc from the start",
         there, mixpi_bits_names[bits]);
 }
@@ -39823,7 +39824,7 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
             "Look at logs and divisions in the loss" },
         { "a weight or a buffer of ", " is not finite",
             "Resume from a checkpoint with a smaller learning rate" },
-        { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
+        { "the batch that ", " reads contains Inf or NaN", "Look at the data" },
         { "the loss is not finite, or a buffer became so", NULL,
             "Turn on a guard to find the first bad site" },
         { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
@@ -42135,8 +42136,8 @@ static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
             continue;
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
             "ranks differ: the instruction set of rank %d is '%s', that of rank %d '%s', and their "
-            "products of f16 and bf16 have other bits: set portable_bits of mixp_context_desc on "
-            "all ranks, or give all of them one set by mixp_cpu_with",
+            "products of f16 and bf16 differ: set portable_bits of mixp_context_desc on "
+            "all ranks, or select one set for all with mixp_cpu_with",
             first, mixpi_bits_names[here], other, mixpi_bits_names[there]);
     }
     return MIXP_OK;
@@ -43437,7 +43438,7 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     /* The words that need a separate sentence. */
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-            "rank %d took another kind of step than rank 0, or none; the step was skipped: call "
+            "rank %d made another kind of step than rank 0, or none; the step was skipped: call "
             "the same functions on every rank, and check that the hooks can sum f64",
             other);
     if (a->word == MIXP_AGREE_GUARD)
@@ -43996,7 +43997,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
         return "ranks: rank must lie in [0, size); check the number of processes";
     if (k->size > 1 && !k->sum) return "ranks: sum is missing; more than one rank needs it";
     if (!k->grad_ready != !k->grad_wait)
-        return "ranks: grad_ready and grad_wait: give both or neither";
+        return "ranks: grad_ready and grad_wait: set both or neither";
 
     /* Numbers and kinds. */
     if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)

@@ -407,10 +407,10 @@ template <mixp_dtype D> __device__ inline void fp8_values(uint32_t codes, float 
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
 #if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 700
-#  error "mixprec_cuda.cu needs compute capability 7.0: give nvcc -arch=native, or sm_70 and up"
+#  error "mixprec_cuda.cu needs compute capability 7.0: pass nvcc -arch=native, or sm_70 or higher"
 #endif
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
-#  error "mixprec_cuda.cu is C++17: give nvcc -std=c++17"
+#  error "mixprec_cuda.cu is C++17: pass nvcc -std=c++17"
 #endif
 
 namespace {
@@ -8496,7 +8496,8 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     if (!sums && ((!k.before.data && !no_elements) || g.c.accumulate || g.ldc != g.n ||
                      k.before.dtype != g.c.dtype))
         return "GELU needs `before`: dense, and of c's dtype";
-    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
+    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data)
+        return "the slope of GELU accepts no bias";
     return NULL;
 }
 
@@ -11194,7 +11195,7 @@ const char *kernel_fault(cudaError_t e) {
     case cudaErrorMemoryAllocation:
         return "the GPU has no free memory: see nvidia-smi for the programs that use it";
     case cudaErrorDevicesUnavailable:
-        return "another program holds the GPU (cudaErrorDevicesUnavailable), or the GPU is in "
+        return "another program uses the GPU (cudaErrorDevicesUnavailable), or the GPU is in "
                "exclusive or prohibited mode: see nvidia-smi";
     default: return "the GPU cannot be used: see nvidia-smi and dmesg";
     }

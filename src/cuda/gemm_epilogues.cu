@@ -16,7 +16,8 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     if (!sums && ((!k.before.data && !no_elements) || g.c.accumulate || g.ldc != g.n ||
                      k.before.dtype != g.c.dtype))
         return "GELU needs `before`: dense, and of c's dtype";
-    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
+    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data)
+        return "the slope of GELU accepts no bias";
     return NULL;
 }
 

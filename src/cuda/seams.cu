@@ -370,9 +370,9 @@ template <mixp_dtype D> __device__ inline void fp8_values(uint32_t codes, float 
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
 #if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 700
-#  error "mixprec_cuda.cu needs compute capability 7.0: give nvcc -arch=native, or sm_70 and up"
+#  error "mixprec_cuda.cu needs compute capability 7.0: pass nvcc -arch=native, or sm_70 or higher"
 #endif
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
-#  error "mixprec_cuda.cu is C++17: give nvcc -std=c++17"
+#  error "mixprec_cuda.cu is C++17: pass nvcc -std=c++17"
 #endif
 

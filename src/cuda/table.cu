@@ -147,7 +147,7 @@ const char *kernel_fault(cudaError_t e) {
     case cudaErrorMemoryAllocation:
         return "the GPU has no free memory: see nvidia-smi for the programs that use it";
     case cudaErrorDevicesUnavailable:
-        return "another program holds the GPU (cudaErrorDevicesUnavailable), or the GPU is in "
+        return "another program uses the GPU (cudaErrorDevicesUnavailable), or the GPU is in "
                "exclusive or prohibited mode: see nvidia-smi";
     default: return "the GPU cannot be used: see nvidia-smi and dmesg";
     }

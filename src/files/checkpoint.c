@@ -25,11 +25,12 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
         return "an array is NULL although its count is not 0";
     if ((what->n_values && !what->values) || (what->n_metadata && !what->metadata))
         return "an array is NULL although its count is not 0";
-    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
+    if (what->scaler && what->scaler->ctx != what->ctx)
+        return "the scaler belongs to another context";
     for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
     for (i = 0; !wrong && i < what->n_optimizers; i++)
         if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
-            wrong = "an optimizer is NULL or of another context";
+            wrong = "an optimizer is NULL, or belongs to another context";
     return wrong;
 }
 
@@ -639,7 +640,7 @@ static void mixpi_checkpoint_meet_ranks(
     if (s->fresh) return;
     mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
         "the file holds the own buffers of %d rank%s, '%.60s' among them, and this run has %d: run "
-        "as many ranks, or set .fresh_buffers to go on with the buffers as they are",
+        "as many ranks, or set .fresh_buffers to keep the current buffers",
         there, there > 1 ? "s" : "", t->name, here);
 }
 
@@ -742,8 +743,8 @@ static void mixpi_warn_of_cpu(mixp_context *ctx, const mixp_safetensors *file) {
     if (!there || bits == MIXPI_BITS_OTHER || strcmp(there, mixpi_bits_names[bits]) == 0) return;
     mixpi_warn(ctx,
         "mixp_checkpoint_load: the file was saved with the instruction set '%.40s', and this "
-        "context has '%s': training goes on, but products of f16 and bf16 round differently. For "
-        "the same bits give the same set by mixp_cpu_with, or train with portable_bits of "
+        "context has '%s': training continues, but products of f16 and bf16 round differently. For "
+        "the same bits select that set with mixp_cpu_with, or train with portable_bits of "
         "mixp_context_desc from the start",
         there, mixpi_bits_names[bits]);
 }

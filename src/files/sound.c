@@ -55,7 +55,7 @@ static void mixpi_warn_of_weights(
         /* Warns of the first reason that holds. */
         if (left)
             mixpi_warn(s->ctx,
-                "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take an earlier "
+                "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: use an earlier "
                 "checkpoint",
                 who, item->e.name, (double)left);
         else if (bad)
@@ -68,7 +68,7 @@ static void mixpi_warn_of_weights(
                                                     : "scale these values in the file");
         else if (scale)
             mixpi_warn(s->ctx,
-                "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: multiply the "
+                "%s: '%.60s' is %s in the file, and its scale '%.60s' was ignored: multiply the "
                 "weight by its scale after loading",
                 who, item->e.name, mixp_dtype_name(from->dtype), scale);
     }

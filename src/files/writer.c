@@ -91,7 +91,7 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     uint64_t length = text.length;
     if (length > MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-            "the header would take %.0f bytes; the format's limit is %.0f", (double)length,
+            "the header would need %.0f bytes; the format's limit is %.0f", (double)length,
             (double)MIXPI_ST_MAX_HEADER);
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);

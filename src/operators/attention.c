@@ -154,7 +154,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     /* Nothing gives the mask a gradient. */
     if (mixpi_is_no_grad(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-        "attention: the mask '%.60s' requires a gradient, but attention gives a mask none; for a "
+        "attention: the mask '%.60s' requires a gradient, but a mask gets no gradient; for a "
         "learned bias, compute the scores with mixp_matmul and mixp_add",
         mask->name);
 }

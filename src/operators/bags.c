@@ -63,7 +63,7 @@ static mixp_result mixpi_bad_bags(mixp_call *c, const mixp_embedding_args *k) {
     if (i < 0) return mixpi_bad_index(c, 1, "id", k->vocab, MIXPI_NO_INDEX);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
         "embedding_bag: the offset of bag %.0f is %d: offsets begin with 0, do "
-        "not fall, and are at most the number of ids, %.0f",
+        "not decrease, and are at most the number of ids, %.0f",
         (double)i, (int)k->bags.offsets[i], (double)k->rows);
 }
 

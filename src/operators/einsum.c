@@ -42,7 +42,7 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
             return mixpi_einsum_wrong(ctx, equation,
                 "write the letters of two operands, as in \"bij,bjk->bik\", at most 8 for each");
         if (e->kind[(int)*s] & 1 << part)
-            return mixpi_einsum_wrong(ctx, equation, "a letter stands twice in one operand");
+            return mixpi_einsum_wrong(ctx, equation, "a letter occurs twice in one operand");
         e->kind[(int)*s] |= 1 << part;
         e->text[part][e->rank[part]++] = *s;
     }

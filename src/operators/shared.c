@@ -163,7 +163,7 @@ static void mixpi_warn_of_maker(mixp_call *c) {
     if (!maker) return;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
-            mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s takes %s",
+            mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s expects %s",
                 rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
 }
 

@@ -9,8 +9,8 @@ static mixp_result mixpi_do_optimizer_add(
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-            "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
-            "step");
+            "mixp_optimizer_add: param is NULL, or a tensor is from an "
+            "earlier step");
     mixp_result r = mixpi_add_check(opt, param, grad, width);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;

@@ -156,7 +156,7 @@ static mixp_result mixpi_add_check(
     else if (mixpi_backup_of(p)) wrong = "is a buffer, which no optimizer trains: use mixp_param";
     else if (p->own.generation || (g && g->own.generation))
         wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
-    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
+    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "belongs to another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong =
             "is a view without a gradient: pass a gradient, or call mixp_tensor_set_requires_grad";
@@ -166,8 +166,8 @@ static mixp_result mixpi_add_check(
     /* Refuse what this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && mixpi_padding_clash(opt, p, g, width))
-        wrong = "shares memory with the padding of rows, or its padding with another view: give "
-                "each view memory of its own";
+        wrong = "shares memory with the padding of rows, or its padding with another view: use "
+                "separate memory for each view";
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
         wrong = "is not a matrix, and Muon trains only matrices: add it to an AdamW optimizer";

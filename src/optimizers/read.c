@@ -153,7 +153,7 @@ MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
 static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
         return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
-    if (loss->ctx != opt->ctx) return "the loss is of another context";
+    if (loss->ctx != opt->ctx) return "the loss belongs to another context";
     if (loss->own.scaled)
         return "the loss is multiplied by the loss scale, whose changes would look like spikes: "
                "pass the loss from before mixp_scaler_scale";

@@ -126,7 +126,7 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     /* The words that need a separate sentence. */
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-            "rank %d took another kind of step than rank 0, or none; the step was skipped: call "
+            "rank %d made another kind of step than rank 0, or none; the step was skipped: call "
             "the same functions on every rank, and check that the hooks can sum f64",
             other);
     if (a->word == MIXP_AGREE_GUARD)

@@ -139,8 +139,8 @@ static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
             continue;
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
             "ranks differ: the instruction set of rank %d is '%s', that of rank %d '%s', and their "
-            "products of f16 and bf16 have other bits: set portable_bits of mixp_context_desc on "
-            "all ranks, or give all of them one set by mixp_cpu_with",
+            "products of f16 and bf16 differ: set portable_bits of mixp_context_desc on "
+            "all ranks, or select one set for all with mixp_cpu_with",
             first, mixpi_bits_names[here], other, mixpi_bits_names[there]);
     }
     return MIXP_OK;

@@ -51,7 +51,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
         return "ranks: rank must lie in [0, size); check the number of processes";
     if (k->size > 1 && !k->sum) return "ranks: sum is missing; more than one rank needs it";
     if (!k->grad_ready != !k->grad_wait)
-        return "ranks: grad_ready and grad_wait: give both or neither";
+        return "ranks: grad_ready and grad_wait: set both or neither";
 
     /* Numbers and kinds. */
     if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)

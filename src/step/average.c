@@ -36,7 +36,7 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
         if (opt->slot[i].grad || p->requires_grad) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
             "mixp_optimizer_set_ema: '%s' is frozen: call mixp_tensor_set_requires_grad(t, 1), or "
-            "give the optimizer only parameters that train",
+            "add only parameters that train",
             p->name);
     }
     if (opt->has_padding)
@@ -114,7 +114,7 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
         if (opt->slot[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                 "mixp_optimizer_swap_ema: another optimizer also has '%s', and its master weight "
-                "would take over the average; use one optimizer",
+                "would copy the average; use one optimizer",
                 opt->slot[i].param->name);
     return MIXP_OK;
 }

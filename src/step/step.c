@@ -5,7 +5,7 @@
 #include "restore.c"
 /* --- stepping ----------------------------------------------------------------------------- */
 
-/* Fails if operators were applied without mixp_step_begin: activations would pile up. A program
+/* Fails if operators were applied without mixp_step_begin: activations would accumulate. A program
  * that applies none of mixprec's operators need not call mixp_step_begin. */
 static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
     const mixp_context *ctx = opt->ctx;
@@ -13,7 +13,7 @@ static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) 
     if (opt->stepped_after == ctx->tape.calls) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
         "%s: operators were applied since the last update, but mixp_step_begin was not called: "
-        "activations would pile up; call mixp_step_begin first in every step",
+        "activations would accumulate; call mixp_step_begin first in every step",
         who);
 }
 
@@ -247,7 +247,7 @@ static mixp_result mixpi_begin_scaled(
     mixp_scaler *scaler, mixp_optimizer *opt, const char *who, mixpi_scaling *is) {
     if (opt->ctx != scaler->ctx)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
-            "%s: scaler and optimizer are of different contexts", who);
+            "%s: scaler and optimizer belong to different contexts", who);
     const int stage = mixpi_stage(opt);
     if (opt->scaler && opt->scaler != scaler && stage != MIXPI_READY)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
@@ -359,7 +359,7 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "divisions in the loss",
         "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
         "a smaller learning rate",
-        "the batch holds Inf or NaN: not a scaling problem; look at the data",
+        "the batch contains Inf or NaN: not a scaling problem; look at the data",
         "the loss is not finite, or a buffer became so: not a scaling problem; turn on a guard to "
         "find the first bad site",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
@@ -456,7 +456,7 @@ static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED,
-        "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
+        "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale prevents this. "
         "%s%s %s of %s'%s' at element %.0f%s. Check the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale,
         bad.loss_bad ? "The loss itself is not finite. " : "",

@@ -184,7 +184,7 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
                "each mixp_scaler_update, before the next mixp_backward; with one scaler, call "
                "mixp_backward on all losses of a step before mixp_scaler_update; with two scalers "
                "(a GAN), call mixp_zero_grad on this optimizer before mixp_backward of its own "
-               "loss; an optimizer that steps less often than others needs a scaler of its own";
+               "loss; an optimizer that steps less often than others needs its own scaler";
     if (m->kind == MIXPI_MARK_LOST)
         return "was scaled by a scaler that was freed; call mixp_zero_grad, and start again from "
                "the loss";

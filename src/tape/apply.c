@@ -92,7 +92,7 @@ static mixp_result mixpi_check_input(
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
                 "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
     if (t && t->own.spent)
-        wrong = "is no longer there: it was disposable, and an operator that read it "
+        wrong = "no longer exists: it was disposable, and an operator that read it "
                 "(mixp_scaler_cross_entropy, mixp_add_layer_norm, mixp_add_rms_norm, mixp_linear "
                 "under a recipe with codes) or mixp_backward has freed or overwritten it; call "
                 "mixp_tensor_set_disposable before its last reader only";

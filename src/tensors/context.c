@@ -9,21 +9,21 @@
 /* Returns the error in a description; NULL = none. */
 static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
-    if (!d->allocate != !d->release) return "allocate and release: give both or neither";
-    if (d->memory && d->allocate) return "memory and allocate: give one of them";
-    if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
+    if (!d->allocate != !d->release) return "allocate and release: set both or neither";
+    if (d->memory && d->allocate) return "memory and allocate: set one of them";
+    if (d->memory_bytes && !d->memory) return "memory_bytes is set, but memory is NULL";
     if (!device->allocate != !device->release)
-        return "device_allocator: give both of its functions or neither";
+        return "device_allocator: set both of its functions or neither";
     if (d->portable_bits && d->device)
-        return "portable_bits chooses the CPU's instruction set, and device is given: give one of "
+        return "portable_bits selects the CPU's instruction set, and device is set: set one of "
                "them";
-    if (d->threads < 0) return "threads is negative; 0 means as many as there are";
-    if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
+    if (d->threads < 0) return "threads is negative; 0 means the default number";
+    if (d->threads > 4096) return "threads is above 4096; 0 means the default number";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE |
                            MIXP_EPILOGUES_GELU_BF16))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
     if ((d->epilogues & MIXP_EPILOGUES_NONE) && d->epilogues != MIXP_EPILOGUES_NONE)
-        return "epilogues has MIXP_EPILOGUES_NONE and another flag; give one of them";
+        return "epilogues has MIXP_EPILOGUES_NONE and another flag; set one of them";
     return NULL;
 }
 
@@ -92,9 +92,9 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
              : r == MIXP_ERR_FORMAT
                  ? "gemm_choices is truncated, or is not a text of mixp_context_gemm_choices"
              : r == MIXP_ERR_SHAPE
-                 ? "gemm_choices is of another GPU, or of another version of its libraries: omit "
+                 ? "gemm_choices is from another GPU, or another version of its libraries: omit "
                    "gemm_choices, and save it again after a step"
-                 : "the device cannot be used; check whether another program holds it";
+                 : "the device cannot be used; check whether another program uses it";
     return NULL;
 }
 

@@ -157,7 +157,7 @@ static mixp_result mixpi_check_memory(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_check_live(t, who);
     if (r != MIXP_OK || !t->own.spent) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-        "%s: the tensor is no longer there: it was disposable, and its last reader has freed it",
+        "%s: the tensor no longer exists: it was disposable, and its last reader has freed it",
         who);
 }
 

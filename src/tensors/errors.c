@@ -149,8 +149,8 @@ static const char *mixpi_beginner(const mixp_context *ctx) {
 /* Returns what is wrong with a stale tensor of ctx. */
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
     snprintf(text, 192,
-        "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them into a "
-        "tensor of mixp_buffer, mixp_param or mixp_view before that",
+        "is from an earlier step, and %s has recycled it: to keep its values, mixp_copy them "
+        "into a tensor of mixp_buffer, mixp_param or mixp_view before that",
         mixpi_beginner(ctx));
     return text;
 }

@@ -340,7 +340,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     char shape[224];
     if (t && mixpi_is_tensor(t) && mixpi_is_stale(t)) {
         mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-            "mixp_item: the tensor is of an earlier step, and %s has recycled it: call mixp_item "
+            "mixp_item: the tensor is from an earlier step, and %s has recycled it: call mixp_item "
             "before %s",
             mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
         t = NULL;

@@ -7,7 +7,7 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     /* Is it one number of this context and this step? */
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "mixp_backward: the loss is of an earlier step, and %s has recycled it: call "
+            "mixp_backward: the loss is from an earlier step, and %s has recycled it: call "
             "mixp_backward in the step that made the loss",
             mixpi_beginner(ctx));
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)

@@ -72,8 +72,8 @@ static mixp_result mixpi_check_inputs(
                 "mixp_view)",
                 i);
         if (t->ctx != ctx)
-            return mixp_context_fail(
-                ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: input %d is of another context", i);
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                "mixp_check_gradients: input %d belongs to another context", i);
         if (t->count > *most) *most = t->count;
     }
     return MIXP_OK;

@@ -158,7 +158,7 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
             "Look at logs and divisions in the loss" },
         { "a weight or a buffer of ", " is not finite",
             "Resume from a checkpoint with a smaller learning rate" },
-        { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
+        { "the batch that ", " reads contains Inf or NaN", "Look at the data" },
         { "the loss is not finite, or a buffer became so", NULL,
             "Turn on a guard to find the first bad site" },
         { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",

@@ -713,7 +713,7 @@ static void portable_bits_have_no_tiles(void) {
     mixp_context_free(ctx);
     desc.device = mixp_cpu_with(MIXP_ISA_AMX);
     CHECK(!mixp_context_new(&desc));
-    CHECK_TEXT(why, "give one of them");
+    CHECK_TEXT(why, "set one of them");
 }
 
 /* CPUID traps under a hypervisor, and so calls that a program repeats must not ask it. */

@@ -646,13 +646,13 @@ static void test_choices_elsewhere(void) {
     static Step s;
     choices_of(0, &s);
     cudasim::library_version++;
-    refused_as(choices, "of another GPU, or of another version");
+    refused_as(choices, "from another GPU, or another version");
     cudasim::library_version--;
     cudasim::processors++;
-    refused_as(choices, "of another GPU, or of another version");
+    refused_as(choices, "from another GPU, or another version");
     cudasim::processors--;
     cudasim::capability_major++;
-    refused_as(choices, "of another GPU, or of another version");
+    refused_as(choices, "from another GPU, or another version");
     cudasim::capability_major--;
     step_open(&s, 0, choices);
     step_close(&s);

@@ -237,9 +237,9 @@ static void test_weights_that_are_not_finite(void) {
     load_one(MIXP_F32, "'fc.w' holds 1 values that are Inf or NaN in the file");
     load_one(MIXP_F16, "'fc.w' holds 1 values that are Inf or NaN in the file");
     write_one(MIXP_F8_E4M3, codes, "fc.w_scale_inv");
-    load_one(MIXP_F32, "'fc.w' is f8_e4m3 in the file, and its scale 'fc.w_scale_inv' was left aside");
+    load_one(MIXP_F32, "'fc.w' is f8_e4m3 in the file, and its scale 'fc.w_scale_inv' was ignored");
     write_one(MIXP_F8_E4M3, codes, "fc.scale");
-    load_one(MIXP_BF16, "its scale 'fc.scale' was left aside");
+    load_one(MIXP_BF16, "its scale 'fc.scale' was ignored");
     write_one(MIXP_F8_E4M3, codes, "gc.w_scale");
     load_one(MIXP_F32, NULL);
     write_one(MIXP_F32, fine, "fc.w_scale");

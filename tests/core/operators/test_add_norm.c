@@ -192,7 +192,7 @@ static void a_term_that_was_given_back_is_gone(void) {
     mixp_step_begin(r.ctx);
     CHECK(!model(&r));
     CHECK_INT(mixp_context_error(r.ctx, &why), MIXP_ERR_ORDER);
-    CHECK_TEXT(why, "tanh: input 0 is no longer there: it was disposable");
+    CHECK_TEXT(why, "tanh: input 0 no longer exists: it was disposable");
     mixp_context_clear_error(r.ctx);
     f = mixp_linear(r.ctx, r.p[0], r.p[1], NULL);
     CHECK_INT(mixp_read(f, x, MIXP_F32, COUNT), MIXP_OK);
@@ -205,7 +205,7 @@ static void a_term_that_was_given_back_is_gone(void) {
     CHECK_INT(mixp_ranks_sum(f), MIXP_ERR_ORDER);
     CHECK_INT(mixp_look_at(f, MIXP_F16, &look), MIXP_ERR_ORDER);
     mixp_context_error(r.ctx, &why);
-    CHECK_TEXT(why, "mixp_read: the tensor is no longer there: it was disposable");
+    CHECK_TEXT(why, "mixp_read: the tensor no longer exists: it was disposable");
     mixp_context_free(r.ctx);
 }
 

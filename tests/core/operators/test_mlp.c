@@ -323,7 +323,7 @@ static void a_tensor_of_an_earlier_step(void) {
     for (int i = 4; i < LATE; i++) {
         CHECK(!mixp_mlp(m.ctx, late[i], p[1], p[2], p[3], p[4]));
         CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ORDER);
-        CHECK_TEXT(why, "of an earlier step");
+        CHECK_TEXT(why, "from an earlier step");
         mixp_context_clear_error(m.ctx);
         CHECK(!mixp_mlp(m.ctx, p[0], late[i], p[2], p[3], p[4]));
         CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ORDER);

@@ -157,7 +157,7 @@ static void misuse_is_told(void) {
         r = mixp_context_error(h.ctx, &why);
         CHECK_INT(r, MIXP_ERR_ORDER);
         CHECK_TEXT(why, i == 0 ? "can only be passed to mixp_backward"
-                      : i == 1 ? "no longer there: it was disposable" : "nothing was recorded");
+                      : i == 1 ? "no longer exists: it was disposable" : "nothing was recorded");
         mixp_context_free(h.ctx);
     }
 }

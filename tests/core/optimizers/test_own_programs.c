@@ -473,7 +473,7 @@ static void padding_is_not_shared(void) {
     CHECK_INT(mixp_optimizer_add_rows(opt, mixp_view_f32(ctx, "b", 2, rows, w[1]), mixp_view_f32(ctx, "gb", 2, rows, g + 4), 4),
               MIXP_ERR_ARGUMENT);
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "memory of its own");
+    CHECK_TEXT(why, "separate memory");
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_optimizer_set_ema(opt, 0.9), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);

@@ -167,7 +167,7 @@ static void test_two_scales_in_one_sum(void) {
         update(&r, 0);
     }
     refused(&r, mixp_scaler_step(r.s[0], r.opt[1]), "'b' is a sum over two loss scales");
-    refused(&r, mixp_scaler_unscale(r.s[0], r.opt[1]), "needs a scaler of its own");
+    refused(&r, mixp_scaler_unscale(r.s[0], r.opt[1]), "needs its own scaler");
     refused(&r, mixp_optimizer_step(r.opt[1]), "still multiplied");
     CHECK_INT(mixp_zero_grad(r.opt[1]), MIXP_OK);       /* and that cures it */
     scaled_backward(&r, 0, 1);

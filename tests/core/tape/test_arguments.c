@@ -164,8 +164,8 @@ static void devices_that_do_not_begin(void) {
         { MIXP_ERR_ARGUMENT, "the stream does not belong to this device" },
         { MIXP_ERR_MEMORY, "too little memory left for a context" },
         { MIXP_ERR_FORMAT, "is not a text of mixp_context_gemm_choices" },
-        { MIXP_ERR_SHAPE, "of another GPU, or of another version" },
-        { MIXP_ERR_DEVICE, "check whether another program holds it" } };
+        { MIXP_ERR_SHAPE, "from another GPU, or another version" },
+        { MIXP_ERR_DEVICE, "check whether another program uses it" } };
     mixp_device device = *mixp_cpu();
     mixp_context_desc d;
     const char *why;
@@ -635,8 +635,8 @@ static void added(void) {
     REFUSED(ctx, mixp_optimizer_add(opt, w, same), MIXP_ERR_ARGUMENT, "is its own gradient");
     REFUSED(ctx, mixp_optimizer_add(opt, step, g), MIXP_ERR_ARGUMENT, "lives for one step only");
     REFUSED(ctx, mixp_optimizer_add(opt, w, step), MIXP_ERR_ARGUMENT, "lives for one step only");
-    REFUSED(ctx, mixp_optimizer_add(opt, far, g), MIXP_ERR_ARGUMENT, "is of another context");
-    REFUSED(ctx, mixp_optimizer_add(opt, w, far), MIXP_ERR_ARGUMENT, "is of another context");
+    REFUSED(ctx, mixp_optimizer_add(opt, far, g), MIXP_ERR_ARGUMENT, "belongs to another context");
+    REFUSED(ctx, mixp_optimizer_add(opt, w, far), MIXP_ERR_ARGUMENT, "belongs to another context");
     REFUSED(ctx, mixp_optimizer_add(opt, w, NULL), MIXP_ERR_ARGUMENT, "is a view without a gradient");
     CHECK_INT(mixp_optimizer_add(opt, w, g), MIXP_OK);
     mixp_context_free(other);
@@ -680,7 +680,7 @@ static void losses(void) {
     REFUSED(ctx, mixp_optimizer_set_loss(opt, mixp_activation(ctx, MIXP_F16, 1, one_element)), MIXP_ERR_DTYPE,
             "pass an f32 loss");
     REFUSED(ctx, mixp_optimizer_set_loss(opt, mixp_input(other, MIXP_F32, 1, one_element, &one)),
-            MIXP_ERR_ARGUMENT, "of another context");
+            MIXP_ERR_ARGUMENT, "to another context");
     mixp_context_free(other);
     mixp_context_free(ctx);
 }
@@ -798,9 +798,9 @@ static void checkpoints(void) {
     SAVED(c.n_values = -1, "a count is negative");
     SAVED(c.n_optimizers = 1, "an array is NULL");
     SAVED(c.n_values = 1, "an array is NULL");
-    SAVED((c.n_optimizers = 1, c.optimizers = &far), "an optimizer is NULL or of another context");
-    SAVED((c.n_optimizers = 1, c.optimizers = &none), "an optimizer is NULL or of another context");
-    SAVED(c.scaler = mixp_scaler_new(other, NULL), "the scaler is of another context");
+    SAVED((c.n_optimizers = 1, c.optimizers = &far), "an optimizer is NULL, or belongs to another context");
+    SAVED((c.n_optimizers = 1, c.optimizers = &none), "an optimizer is NULL, or belongs to another context");
+    SAVED(c.scaler = mixp_scaler_new(other, NULL), "the scaler belongs to another context");
 #define SAVED_VALUE(change, part)                                                               \
     do { mixp_checkpoint_value v = value; change;                                               \
          SAVED((c.n_values = 1, c.values = &v), part); } while (0)

@@ -82,45 +82,45 @@ static void every_call_refuses_it(void) {
         mixp_step_begin(ctx);
         mixp_sigmoid(ctx, mixp_tanh(ctx, live));
         CHECK_INT(mixp_read(t, x, MIXP_F32, 16), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "mixp_read: the tensor is of an earlier step");
+        told(MIXP_ERR_ORDER, "mixp_read: the tensor is from an earlier step");
         CHECK_INT(mixp_write(t, x, MIXP_F32, 16), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "mixp_write: the tensor is of an earlier step");
+        told(MIXP_ERR_ORDER, "mixp_write: the tensor is from an earlier step");
         CHECK_INT(mixp_fill(t, 1.0), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "mixp_fill: the tensor is of an earlier step");
+        told(MIXP_ERR_ORDER, "mixp_fill: the tensor is from an earlier step");
         CHECK_INT(mixp_init_normal(t, 0.0, 1.0), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "mixp_init_normal: the tensor is of an earlier step");
+        told(MIXP_ERR_ORDER, "mixp_init_normal: the tensor is from an earlier step");
         CHECK_INT(mixp_init_xavier_normal(t, 1.0), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK_INT(mixp_copy(live, t), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "mixp_copy: the tensor is of an earlier step");
+        told(MIXP_ERR_ORDER, "mixp_copy: the tensor is from an earlier step");
         CHECK_INT(mixp_copy(t, live), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK(mixp_relu(ctx, t) == NULL);
-        told(MIXP_ERR_ORDER, "relu: input 0 is of an earlier step");
+        told(MIXP_ERR_ORDER, "relu: input 0 is from an earlier step");
         CHECK(mixp_add(ctx, live, t) == NULL);
-        told(MIXP_ERR_ORDER, "add: input 1 is of an earlier step");
+        told(MIXP_ERR_ORDER, "add: input 1 is from an earlier step");
         CHECK(mixp_dropout(ctx, t, 0.0f, 1) == NULL);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK_INT(mixp_split(ctx, t, 0, 2, parts), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK_INT(mixp_backward(ctx, t), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK_INT(mixp_tensor_set_requires_grad(t, 1), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK_INT(mixp_tensor_set_disposable(t, 1), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         mixp_tensor_touch(t);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK_INT(mixp_look_at(t, MIXP_F16, &look), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK_INT(mixp_ranks_sum(t), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         CHECK_INT(mixp_optimizer_set_loss(opt, t), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "of an earlier step");
+        told(MIXP_ERR_ORDER, "from an earlier step");
         t = mixp_mean(ctx, live, MIXP_ALL, 0);
         mixp_step_begin(ctx);
         CHECK(isnan(mixp_item(t)));
-        told(MIXP_ERR_ORDER, "mixp_item: the tensor is of an earlier step");
+        told(MIXP_ERR_ORDER, "mixp_item: the tensor is from an earlier step");
     }
     mixp_context_free(ctx);
 }
@@ -147,7 +147,7 @@ static void losses_in_a_list(int apart) {
         wrong += mixp_item(list[i]) != at[i];
     CHECK(wrong < 12);              /* long before the list ends */
     if (apart < 3) CHECK(wrong < 3);
-    told(MIXP_ERR_ORDER, "mixp_item: the tensor is of an earlier step");
+    told(MIXP_ERR_ORDER, "mixp_item: the tensor is from an earlier step");
     mixp_context_free(ctx);
 }
 

@@ -215,7 +215,7 @@ static void test_what_is_refused(void) {
     d.allocate = no_malloc_for;
     d.release = no_free_for;
     CHECK(mixp_context_new(&d) == NULL);
-    CHECK_TEXT(why, "give one of them");
+    CHECK_TEXT(why, "set one of them");
 }
 
 int main(void) {

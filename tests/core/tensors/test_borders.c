@@ -602,7 +602,7 @@ static void a_refused_check_forgets_no_gradient(void) {
     CHECK(p->grad != NULL);
     in[1] = mixp_param(other, "p", MIXP_F32, 1, four);
     CHECK_INT(mixp_check_gradients(ctx, sum_of, p, 2, in, 0, &worst), MIXP_ERR_ARGUMENT);
-    clear(ctx, MIXP_ERR_ARGUMENT, "input 1 is of another context");
+    clear(ctx, MIXP_ERR_ARGUMENT, "input 1 belongs to another context");
     CHECK(p->grad != NULL);
     CHECK_INT(mixp_check_gradients(ctx, sum_of, p, 1, in, 0, &worst), MIXP_OK);
     CHECK_NEAR(worst, 0, 1e-3);

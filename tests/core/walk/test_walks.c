@@ -109,7 +109,7 @@ static void disposable_logits_are_walked_once(void) {
     CHECK_INT(mixp_backward(m.ctx, twice), MIXP_ERR_ORDER);
     check_error(&m, MIXP_ERR_ORDER, "cross_entropy: the logits are disposable");
     CHECK(!mixp_relu(m.ctx, logits));
-    check_error(&m, MIXP_ERR_ORDER, "relu: input 0 is no longer there: it was disposable");
+    check_error(&m, MIXP_ERR_ORDER, "relu: input 0 no longer exists: it was disposable");
     mixp_context_free(m.ctx);
 }
 

@@ -101,7 +101,7 @@ static void test_sentences_of_skips(void) {
         { "a gradient overflowed when it was unscaled. The loss scale is below 1. Look at", "a gradient overf" },
         { "the loss of 'h.3: linear' is not finite, although all activations are finite. Look at logs", "the loss " },
         { "a weight or a buffer of 'h.3: linear' is not finite. Resume from a checkpoint", "a weight or a buffer of a site is not finite." },
-        { "the batch that 'h.3: linear' reads holds Inf or NaN. Look at the data.", "the batch that a site reads " },
+        { "the batch that 'h.3: linear' reads contains Inf or NaN. Look at the data.", "the batch that a site reads " },
         { "the loss is not finite, or a buffer became so. Turn on a guard", "the loss is not finite, or a buffer became so." },
         { "the result of 'h.3: linear' is not finite because the program wrote Inf, such as", "the result of a site is" } };
     char text[400], expected[400];
