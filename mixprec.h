@@ -10047,10 +10047,10 @@ static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int6
     return k->causal ? mixpi_min(keys, end + mixpi_keys_before(k)) : keys;
 }
 
-/* The first block of queries that may see a key. */
-static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
+/* The first block of queries, from that of query `least` on, that may see a key. */
+static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key, int64_t least) {
     int64_t from = k->causal ? key - mixpi_keys_before(k) : 0;
-    return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
+    return from > least ? from / MIXPI_QUERIES * MIXPI_QUERIES : least;
 }
 
 /* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. masked: does a mask change
@@ -10241,8 +10241,47 @@ typedef struct mixpi_attention_grad_job {
     mixpi_heads  heads;
     mixpi_masks  masks;
     mixpi_drops  drops;
+    int64_t      chunks;        /* see mixpi_grad_share                                    */
     mixpi_slices slices;
 } mixpi_attention_grad_job;
+
+/* What a backward task computes for a head of k and v: dk and dv of keys [k0, k_end), and dq of
+ * queries [q0, q_end). With several chunks, a task computes dk and dv of one chunk of the keys, or
+ * dq of one chunk of the queries: in the same order, but scores are computed twice. */
+typedef struct mixpi_grad_share {
+    int64_t head, k0, k_end, q0, q_end;
+    int     for_keys, for_queries;
+} mixpi_grad_share;
+
+/* The first row of a chunk of n rows. Chunks are whole blocks of MIXPI_KEYS. */
+static int64_t mixpi_grad_cut(const mixpi_attention_grad_job *job, int64_t n, int64_t chunk) {
+    return mixpi_min(n, mixpi_ceil_div(n, MIXPI_KEYS) * chunk / job->chunks * MIXPI_KEYS);
+}
+
+/* The share of a task. The largest chunks of a causal head, first keys and last queries, are
+ * first. */
+static mixpi_grad_share mixpi_grad_share_of(const mixpi_attention_grad_job *job, int64_t index) {
+    const mixp_attention_args *k = &job->k->forward;
+    const int64_t tasks = job->chunks > 1 ? 2 * job->chunks : 1, part = index % tasks;
+    const int64_t last = tasks - 1 - part;
+    mixpi_grad_share s;
+    s.head = index / tasks * job->heads.group;
+    s.k0 = s.q0 = 0;
+    s.k_end = k->keys;
+    s.q_end = k->t;
+    s.for_keys = part < job->chunks;
+    s.for_queries = tasks == 1 || !s.for_keys;
+    if (!s.for_queries) {
+        s.k0 = mixpi_grad_cut(job, k->keys, part);
+        s.k_end = mixpi_grad_cut(job, k->keys, part + 1);
+        s.q0 = mixpi_min(mixpi_first_queries(k, s.k0, 0), k->t);
+    } else if (!s.for_keys) {
+        s.q0 = mixpi_grad_cut(job, k->t, last);
+        s.q_end = mixpi_grad_cut(job, k->t, last + 1);
+        s.k_end = mixpi_keys_until(k, s.head, s.q_end);
+    }
+    return s;
+}
 
 /* A block of queries and a block of keys. first: how many of the keys row 0 may see. */
 typedef struct mixpi_met_block {
@@ -10251,6 +10290,7 @@ typedef struct mixpi_met_block {
 } mixpi_met_block;
 
 typedef struct mixpi_attention_grad_room {
+    mixpi_grad_share share;
     float *q, *dy, *dq;         /* all rows of each head of the group                      */
     float *score_q, *score_dy;  /* q and dy in the form that scores need                   */
     float *delta;               /* dy . y of each row                                      */
@@ -10452,6 +10492,7 @@ static mixp_result mixpi_cpu_attention(
 static mixp_result mixpi_cpu_attention_backward(
     const mixp_exec *x, const mixp_attention_backward_args *k, const mixpi_attention_set *set) {
     const mixp_attention_args *forward = &k->forward;
+    int64_t tasks = forward->b * forward->kv_heads, work, workers;
     mixpi_attention_grad_job job;
     mixp_result r;
     int pairs;
@@ -10473,9 +10514,16 @@ static mixp_result mixpi_cpu_attention_backward(
     job.masks = mixpi_masks_of(forward, &job.heads);
     job.drops = mixpi_drops_of(forward);
     job.slices.floats = mixpi_attention_grad_floats(&job.heads);
-    return mixpi_run_attention(x, forward->b * forward->kv_heads,
-        2 * mixpi_attention_work(forward, set->lanes), set->backward, &job, &job.slices,
-        &job.masks);
+
+    /* Heads are cut only if half of the threads would be idle: 7 products replace 5. */
+    work = 2 * mixpi_attention_work(forward, set->lanes);
+    workers = mixpi_workers(x, work);
+    job.chunks = 1;
+    if (workers > 2 * tasks)
+        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, tasks),
+            mixpi_ceil_div(mixpi_min(forward->t, forward->keys), MIXPI_KEYS));
+    if (job.chunks > 1) tasks *= 2 * job.chunks;
+    return mixpi_run_attention(x, tasks, work, set->backward, &job, &job.slices, &job.masks);
 }
 /* --- update: what is planned once a call: see update.c --------------------------------------- */
 
@@ -16039,9 +16087,11 @@ MIXPI_K void MIXPI_P(attention_met)(const mixpi_attention_grad_job *job,
 
     /* Weights and score gradients, then the three products that take them. */
     MIXPI_P(block_grads)(job, room, m->at, rows, m->first);
+    if (room->share.for_queries)
+        MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
+    if (!room->share.for_keys) return;
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
-    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
 }
 
 /* attention_met for the block of queries from q0 on and the block of keys from k0 on. */
@@ -16054,12 +16104,13 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     MIXPI_P(attention_met)(job, room, &m, (head % h->group * h->t + q0) * h->wide);
 }
 
-/* Backward of one block of keys against all queries of the group whose first head is `head`. */
+/* Backward of one block of keys against all queries of the task's share. */
 MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
-                                     const mixpi_attention_grad_room *room, int64_t head,
-                                     int64_t k0) {
+                                     const mixpi_attention_grad_room *room, int64_t k0) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
+    const mixpi_grad_share *s = &room->share;
+    const int64_t head = s->head;
     mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
     mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
     int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), g, q0;
@@ -16076,14 +16127,16 @@ MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
     memset(room->dk, 0, bytes);
     memset(room->dv, 0, bytes);
     for (g = 0; g < h->group; g++)
-        for (q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+        for (q0 = mixpi_first_queries(k, k0, s->q0); q0 < s->q_end; q0 += MIXPI_QUERIES)
             MIXPI_P(attention_meet)(job, room, head + g, k0, q0);
 
+    if (!s->for_keys) return;
     if (job->k->dk.data) MIXPI_P(head_put)(h, job->k->dk, at_k, k0, keys, room->dk);
     if (job->k->dv.data) MIXPI_P(head_put)(h, job->k->dv, at_v, k0, keys, room->dv);
 }
 
-/* Loads q and dy of one head into its part of the group's rows, clears its dq, computes delta. */
+/* Loads q and dy of the share's queries of one head into its part of the group's rows, clears their
+ * dq, computes their delta. */
 MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
                                      const mixpi_attention_grad_room *room,
                                      int64_t head) {
@@ -16092,32 +16145,33 @@ MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
     mixp_in dy = job->k->dy;
     mixpi_head at_q = mixpi_head_at(&k->q_at, h, head),
                at_y = mixpi_head_merged(h, head);
-    int64_t g = head % h->group, row = g * h->t * h->wide;
-    MIXPI_P(head_rows)(h, k->q, at_q, 0, h->t, h->t, room->q + row);
-    MIXPI_P(head_rows)(h, dy, at_y, 0, h->t, h->t, room->dy + row);
+    int64_t q0 = room->share.q0, n = room->share.q_end - q0;
+    int64_t first = head % h->group * h->t + q0, row = first * h->wide;
+    MIXPI_P(head_rows)(h, k->q, at_q, q0, n, n, room->q + row);
+    MIXPI_P(head_rows)(h, dy, at_y, q0, n, n, room->dy + row);
     if (h->pairs) {
-        MIXPI_P(score_rows)(h, k->q, at_q, 0, h->t, h->t, room->score_q + row);
-        MIXPI_P(score_rows)(h, dy, at_y, 0, h->t, h->t, room->score_dy + row);
+        MIXPI_P(score_rows)(h, k->q, at_q, q0, n, n, room->score_q + row);
+        MIXPI_P(score_rows)(h, dy, at_y, q0, n, n, room->score_dy + row);
     }
-    memset(room->dq + row, 0, (size_t)(h->t * h->wide) * sizeof(float));
-    MIXPI_P(attention_deltas)
-    (job, head, 0, h->t, room->dy + row, room->k, room->delta + g * h->t);
+    memset(room->dq + row, 0, (size_t)(n * h->wide) * sizeof(float));
+    MIXPI_P(attention_deltas)(job, head, q0, n, room->dy + row, room->k, room->delta + first);
 }
 
-/* The backward task: one head of k and v, with all heads of q that use it. */
+/* The backward task: a share of one head of k and v, with all heads of q that use it. */
 MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) {
     const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
+    const mixpi_grad_share s = mixpi_grad_share_of(job, index);
     mixpi_attention_grad_room room;
-    int64_t head = index * h->group, g, k0;
+    int64_t g, k0;
     (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
-    for (g = 0; g < h->group; g++) MIXPI_P(attention_load)(job, &room, head + g);
-    for (k0 = 0; k0 < h->keys; k0 += MIXPI_KEYS)
-        MIXPI_P(attention_keys)(job, &room, head, k0);
-    for (g = 0; job->k->dq.data && g < h->group; g++)
-        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
-                          room.dq + g * h->t * h->wide);
+    room.share = s;
+    for (g = 0; g < h->group; g++) MIXPI_P(attention_load)(job, &room, s.head + g);
+    for (k0 = s.k0; k0 < s.k_end; k0 += MIXPI_KEYS) MIXPI_P(attention_keys)(job, &room, k0);
+    for (g = 0; s.for_queries && job->k->dq.data && g < h->group; g++)
+        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, s.head + g), s.q0,
+                          s.q_end - s.q0, room.dq + (g * h->t + s.q0) * h->wide);
 }
 
 /* Attention and its backward pass as a set computes them. */
@@ -16963,18 +17017,20 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
     }
 
     /* The three products that take them. */
+    if (room->plain.share.for_queries)
+        MIXPI_P(tiled_add_by_queries)(h, n, m->rows, room->keys_over, room->g_over, dq);
+    if (!room->plain.share.for_keys) return;
     MIXPI_P(tiled_add_by_keys)(h, n, room->p, room->dy_over + at, room->plain.dv);
     MIXPI_P(tiled_add_by_keys)(h, n, room->g, room->q_over + at, room->plain.dk);
-    MIXPI_P(tiled_add_by_queries)(h, n, m->rows, room->keys_over, room->g_over, dq);
 }
 
 /* attention_keys by tiles. */
 MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
-                                         const mixpi_tiled_grad_room *room, int64_t head,
-                                         int64_t k0) {
+                                         const mixpi_tiled_grad_room *room, int64_t k0) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    const int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0);
+    const mixpi_grad_share *s = &room->plain.share;
+    const int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), head = s->head;
     const size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
     const int     bad = MIXPI_P(tiled_grad_keys)(job, room, head, k0) != 0;
     float *dk = room->plain.dk, *dv = room->plain.dv;
@@ -16984,10 +17040,11 @@ MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
 
     /* Every block of queries adds to both gradients. */
     for (int64_t g = 0; g < h->group; g++)
-        for (int64_t q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+        for (int64_t q0 = mixpi_first_queries(k, k0, s->q0); q0 < s->q_end; q0 += MIXPI_QUERIES)
             if (MIXPI_P(blocks_meet)(job, head + g, k0, q0, &m))
                 MIXPI_P(tiled_met)(job, room, &m, bad);
 
+    if (!s->for_keys) return;
     if (job->k->dk.data)
         MIXPI_P(head_put)(h, job->k->dk, mixpi_head_met(&k->k_at, h, head), k0, keys, dk);
     if (job->k->dv.data)
@@ -17009,7 +17066,7 @@ MIXPI_K void MIXPI_P(tiled_put_dq)(const mixpi_attention_grad_job *job,
 MIXPI_K void MIXPI_P(tiled_grad_task)(void *arg, int64_t index, int worker) {
     const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
     const mixpi_heads *h = &job->heads;
-    const int64_t head = index * h->group;
+    const mixpi_grad_share s = mixpi_grad_share_of(job, index);
     mixpi_tiled_grad_room room;
     int64_t g, i;
     if (!h->tiles) {
@@ -17018,15 +17075,18 @@ MIXPI_K void MIXPI_P(tiled_grad_task)(void *arg, int64_t index, int worker) {
     }
 
     (void)mixpi_tiled_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    room.plain.share = s;
     for (g = 0; g < h->group; g++)
-        for (i = 0; i < h->t; i += MIXPI_QUERIES) MIXPI_P(tiled_load)(job, &room, head + g, i);
+        for (i = s.q0; i < s.q_end; i += MIXPI_QUERIES)
+            MIXPI_P(tiled_load)(job, &room, s.head + g, i);
 
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
-    for (i = 0; i < h->keys; i += MIXPI_KEYS) MIXPI_P(tiled_against_keys)(job, &room, head, i);
+    for (i = s.k0; i < s.k_end; i += MIXPI_KEYS) MIXPI_P(tiled_against_keys)(job, &room, i);
     MIXPI_AMX_RELEASE();
 
-    for (g = 0; job->k->dq.data && g < h->group; g++)
-        for (i = 0; i < h->t; i += MIXPI_QUERIES) MIXPI_P(tiled_put_dq)(job, &room, head + g, i);
+    for (g = 0; s.for_queries && job->k->dq.data && g < h->group; g++)
+        for (i = s.q0; i < s.q_end; i += MIXPI_QUERIES)
+            MIXPI_P(tiled_put_dq)(job, &room, s.head + g, i);
 }
 
 /* --- the two sets --- */

@@ -524,9 +524,11 @@ MIXPI_K void MIXPI_P(attention_met)(const mixpi_attention_grad_job *job,
 
     /* Weights and score gradients, then the three products that take them. */
     MIXPI_P(block_grads)(job, room, m->at, rows, m->first);
+    if (room->share.for_queries)
+        MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
+    if (!room->share.for_keys) return;
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
-    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
 }
 
 /* attention_met for the block of queries from q0 on and the block of keys from k0 on. */
@@ -539,12 +541,13 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     MIXPI_P(attention_met)(job, room, &m, (head % h->group * h->t + q0) * h->wide);
 }
 
-/* Backward of one block of keys against all queries of the group whose first head is `head`. */
+/* Backward of one block of keys against all queries of the task's share. */
 MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
-                                     const mixpi_attention_grad_room *room, int64_t head,
-                                     int64_t k0) {
+                                     const mixpi_attention_grad_room *room, int64_t k0) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
+    const mixpi_grad_share *s = &room->share;
+    const int64_t head = s->head;
     mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
     mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
     int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), g, q0;
@@ -561,14 +564,16 @@ MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
     memset(room->dk, 0, bytes);
     memset(room->dv, 0, bytes);
     for (g = 0; g < h->group; g++)
-        for (q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+        for (q0 = mixpi_first_queries(k, k0, s->q0); q0 < s->q_end; q0 += MIXPI_QUERIES)
             MIXPI_P(attention_meet)(job, room, head + g, k0, q0);
 
+    if (!s->for_keys) return;
     if (job->k->dk.data) MIXPI_P(head_put)(h, job->k->dk, at_k, k0, keys, room->dk);
     if (job->k->dv.data) MIXPI_P(head_put)(h, job->k->dv, at_v, k0, keys, room->dv);
 }
 
-/* Loads q and dy of one head into its part of the group's rows, clears its dq, computes delta. */
+/* Loads q and dy of the share's queries of one head into its part of the group's rows, clears their
+ * dq, computes their delta. */
 MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
                                      const mixpi_attention_grad_room *room,
                                      int64_t head) {
@@ -577,32 +582,33 @@ MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
     mixp_in dy = job->k->dy;
     mixpi_head at_q = mixpi_head_at(&k->q_at, h, head),
                at_y = mixpi_head_merged(h, head);
-    int64_t g = head % h->group, row = g * h->t * h->wide;
-    MIXPI_P(head_rows)(h, k->q, at_q, 0, h->t, h->t, room->q + row);
-    MIXPI_P(head_rows)(h, dy, at_y, 0, h->t, h->t, room->dy + row);
+    int64_t q0 = room->share.q0, n = room->share.q_end - q0;
+    int64_t first = head % h->group * h->t + q0, row = first * h->wide;
+    MIXPI_P(head_rows)(h, k->q, at_q, q0, n, n, room->q + row);
+    MIXPI_P(head_rows)(h, dy, at_y, q0, n, n, room->dy + row);
     if (h->pairs) {
-        MIXPI_P(score_rows)(h, k->q, at_q, 0, h->t, h->t, room->score_q + row);
-        MIXPI_P(score_rows)(h, dy, at_y, 0, h->t, h->t, room->score_dy + row);
+        MIXPI_P(score_rows)(h, k->q, at_q, q0, n, n, room->score_q + row);
+        MIXPI_P(score_rows)(h, dy, at_y, q0, n, n, room->score_dy + row);
     }
-    memset(room->dq + row, 0, (size_t)(h->t * h->wide) * sizeof(float));
-    MIXPI_P(attention_deltas)
-    (job, head, 0, h->t, room->dy + row, room->k, room->delta + g * h->t);
+    memset(room->dq + row, 0, (size_t)(n * h->wide) * sizeof(float));
+    MIXPI_P(attention_deltas)(job, head, q0, n, room->dy + row, room->k, room->delta + first);
 }
 
-/* The backward task: one head of k and v, with all heads of q that use it. */
+/* The backward task: a share of one head of k and v, with all heads of q that use it. */
 MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) {
     const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
+    const mixpi_grad_share s = mixpi_grad_share_of(job, index);
     mixpi_attention_grad_room room;
-    int64_t head = index * h->group, g, k0;
+    int64_t g, k0;
     (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
-    for (g = 0; g < h->group; g++) MIXPI_P(attention_load)(job, &room, head + g);
-    for (k0 = 0; k0 < h->keys; k0 += MIXPI_KEYS)
-        MIXPI_P(attention_keys)(job, &room, head, k0);
-    for (g = 0; job->k->dq.data && g < h->group; g++)
-        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
-                          room.dq + g * h->t * h->wide);
+    room.share = s;
+    for (g = 0; g < h->group; g++) MIXPI_P(attention_load)(job, &room, s.head + g);
+    for (k0 = s.k0; k0 < s.k_end; k0 += MIXPI_KEYS) MIXPI_P(attention_keys)(job, &room, k0);
+    for (g = 0; s.for_queries && job->k->dq.data && g < h->group; g++)
+        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, s.head + g), s.q0,
+                          s.q_end - s.q0, room.dq + (g * h->t + s.q0) * h->wide);
 }
 
 /* Attention and its backward pass as a set computes them. */

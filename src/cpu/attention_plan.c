@@ -103,10 +103,10 @@ static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int6
     return k->causal ? mixpi_min(keys, end + mixpi_keys_before(k)) : keys;
 }
 
-/* The first block of queries that may see a key. */
-static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
+/* The first block of queries, from that of query `least` on, that may see a key. */
+static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key, int64_t least) {
     int64_t from = k->causal ? key - mixpi_keys_before(k) : 0;
-    return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
+    return from > least ? from / MIXPI_QUERIES * MIXPI_QUERIES : least;
 }
 
 /* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. masked: does a mask change
@@ -297,8 +297,47 @@ typedef struct mixpi_attention_grad_job {
     mixpi_heads  heads;
     mixpi_masks  masks;
     mixpi_drops  drops;
+    int64_t      chunks;        /* see mixpi_grad_share                                    */
     mixpi_slices slices;
 } mixpi_attention_grad_job;
+
+/* What a backward task computes for a head of k and v: dk and dv of keys [k0, k_end), and dq of
+ * queries [q0, q_end). With several chunks, a task computes dk and dv of one chunk of the keys, or
+ * dq of one chunk of the queries: in the same order, but scores are computed twice. */
+typedef struct mixpi_grad_share {
+    int64_t head, k0, k_end, q0, q_end;
+    int     for_keys, for_queries;
+} mixpi_grad_share;
+
+/* The first row of a chunk of n rows. Chunks are whole blocks of MIXPI_KEYS. */
+static int64_t mixpi_grad_cut(const mixpi_attention_grad_job *job, int64_t n, int64_t chunk) {
+    return mixpi_min(n, mixpi_ceil_div(n, MIXPI_KEYS) * chunk / job->chunks * MIXPI_KEYS);
+}
+
+/* The share of a task. The largest chunks of a causal head, first keys and last queries, are
+ * first. */
+static mixpi_grad_share mixpi_grad_share_of(const mixpi_attention_grad_job *job, int64_t index) {
+    const mixp_attention_args *k = &job->k->forward;
+    const int64_t tasks = job->chunks > 1 ? 2 * job->chunks : 1, part = index % tasks;
+    const int64_t last = tasks - 1 - part;
+    mixpi_grad_share s;
+    s.head = index / tasks * job->heads.group;
+    s.k0 = s.q0 = 0;
+    s.k_end = k->keys;
+    s.q_end = k->t;
+    s.for_keys = part < job->chunks;
+    s.for_queries = tasks == 1 || !s.for_keys;
+    if (!s.for_queries) {
+        s.k0 = mixpi_grad_cut(job, k->keys, part);
+        s.k_end = mixpi_grad_cut(job, k->keys, part + 1);
+        s.q0 = mixpi_min(mixpi_first_queries(k, s.k0, 0), k->t);
+    } else if (!s.for_keys) {
+        s.q0 = mixpi_grad_cut(job, k->t, last);
+        s.q_end = mixpi_grad_cut(job, k->t, last + 1);
+        s.k_end = mixpi_keys_until(k, s.head, s.q_end);
+    }
+    return s;
+}
 
 /* A block of queries and a block of keys. first: how many of the keys row 0 may see. */
 typedef struct mixpi_met_block {
@@ -307,6 +346,7 @@ typedef struct mixpi_met_block {
 } mixpi_met_block;
 
 typedef struct mixpi_attention_grad_room {
+    mixpi_grad_share share;
     float *q, *dy, *dq;         /* all rows of each head of the group                      */
     float *score_q, *score_dy;  /* q and dy in the form that scores need                   */
     float *delta;               /* dy . y of each row                                      */
@@ -508,6 +548,7 @@ static mixp_result mixpi_cpu_attention(
 static mixp_result mixpi_cpu_attention_backward(
     const mixp_exec *x, const mixp_attention_backward_args *k, const mixpi_attention_set *set) {
     const mixp_attention_args *forward = &k->forward;
+    int64_t tasks = forward->b * forward->kv_heads, work, workers;
     mixpi_attention_grad_job job;
     mixp_result r;
     int pairs;
@@ -529,7 +570,14 @@ static mixp_result mixpi_cpu_attention_backward(
     job.masks = mixpi_masks_of(forward, &job.heads);
     job.drops = mixpi_drops_of(forward);
     job.slices.floats = mixpi_attention_grad_floats(&job.heads);
-    return mixpi_run_attention(x, forward->b * forward->kv_heads,
-        2 * mixpi_attention_work(forward, set->lanes), set->backward, &job, &job.slices,
-        &job.masks);
+
+    /* Heads are cut only if half of the threads would be idle: 7 products replace 5. */
+    work = 2 * mixpi_attention_work(forward, set->lanes);
+    workers = mixpi_workers(x, work);
+    job.chunks = 1;
+    if (workers > 2 * tasks)
+        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, tasks),
+            mixpi_ceil_div(mixpi_min(forward->t, forward->keys), MIXPI_KEYS));
+    if (job.chunks > 1) tasks *= 2 * job.chunks;
+    return mixpi_run_attention(x, tasks, work, set->backward, &job, &job.slices, &job.masks);
 }

@@ -809,18 +809,20 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
     }
 
     /* The three products that take them. */
+    if (room->plain.share.for_queries)
+        MIXPI_P(tiled_add_by_queries)(h, n, m->rows, room->keys_over, room->g_over, dq);
+    if (!room->plain.share.for_keys) return;
     MIXPI_P(tiled_add_by_keys)(h, n, room->p, room->dy_over + at, room->plain.dv);
     MIXPI_P(tiled_add_by_keys)(h, n, room->g, room->q_over + at, room->plain.dk);
-    MIXPI_P(tiled_add_by_queries)(h, n, m->rows, room->keys_over, room->g_over, dq);
 }
 
 /* attention_keys by tiles. */
 MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
-                                         const mixpi_tiled_grad_room *room, int64_t head,
-                                         int64_t k0) {
+                                         const mixpi_tiled_grad_room *room, int64_t k0) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    const int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0);
+    const mixpi_grad_share *s = &room->plain.share;
+    const int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), head = s->head;
     const size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
     const int     bad = MIXPI_P(tiled_grad_keys)(job, room, head, k0) != 0;
     float *dk = room->plain.dk, *dv = room->plain.dv;
@@ -830,10 +832,11 @@ MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
 
     /* Every block of queries adds to both gradients. */
     for (int64_t g = 0; g < h->group; g++)
-        for (int64_t q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+        for (int64_t q0 = mixpi_first_queries(k, k0, s->q0); q0 < s->q_end; q0 += MIXPI_QUERIES)
             if (MIXPI_P(blocks_meet)(job, head + g, k0, q0, &m))
                 MIXPI_P(tiled_met)(job, room, &m, bad);
 
+    if (!s->for_keys) return;
     if (job->k->dk.data)
         MIXPI_P(head_put)(h, job->k->dk, mixpi_head_met(&k->k_at, h, head), k0, keys, dk);
     if (job->k->dv.data)
@@ -855,7 +858,7 @@ MIXPI_K void MIXPI_P(tiled_put_dq)(const mixpi_attention_grad_job *job,
 MIXPI_K void MIXPI_P(tiled_grad_task)(void *arg, int64_t index, int worker) {
     const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
     const mixpi_heads *h = &job->heads;
-    const int64_t head = index * h->group;
+    const mixpi_grad_share s = mixpi_grad_share_of(job, index);
     mixpi_tiled_grad_room room;
     int64_t g, i;
     if (!h->tiles) {
@@ -864,15 +867,18 @@ MIXPI_K void MIXPI_P(tiled_grad_task)(void *arg, int64_t index, int worker) {
     }
 
     (void)mixpi_tiled_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    room.plain.share = s;
     for (g = 0; g < h->group; g++)
-        for (i = 0; i < h->t; i += MIXPI_QUERIES) MIXPI_P(tiled_load)(job, &room, head + g, i);
+        for (i = s.q0; i < s.q_end; i += MIXPI_QUERIES)
+            MIXPI_P(tiled_load)(job, &room, s.head + g, i);
 
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
-    for (i = 0; i < h->keys; i += MIXPI_KEYS) MIXPI_P(tiled_against_keys)(job, &room, head, i);
+    for (i = s.k0; i < s.k_end; i += MIXPI_KEYS) MIXPI_P(tiled_against_keys)(job, &room, i);
     MIXPI_AMX_RELEASE();
 
-    for (g = 0; job->k->dq.data && g < h->group; g++)
-        for (i = 0; i < h->t; i += MIXPI_QUERIES) MIXPI_P(tiled_put_dq)(job, &room, head + g, i);
+    for (g = 0; s.for_queries && job->k->dq.data && g < h->group; g++)
+        for (i = s.q0; i < s.q_end; i += MIXPI_QUERIES)
+            MIXPI_P(tiled_put_dq)(job, &room, s.head + g, i);
 }
 
 /* --- the two sets --- */
