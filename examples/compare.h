@@ -488,7 +488,7 @@ COMPARE_API mixp_exponents *mixp_exponents_new(mixp_context *ctx) {
 }
 
 /* Stops counting, installs the observer that was there before, and frees e. NULL is allowed. Call it between steps.
- * With the context's MIXP_ERR_ORDER, e goes on and nothing is freed: a region or a scope is open, or an observer that
+ * With the context's MIXP_ERR_ORDER, e continues and nothing is freed: a region or a scope is open, or an observer that
  * was installed after e, which may call e, is still there. */
 COMPARE_API void mixp_exponents_free(mixp_exponents *e) {
     mixp_observer now;
@@ -505,7 +505,7 @@ COMPARE_API void mixp_exponents_free(mixp_exponents *e) {
     free(e);
 }
 
-/* Adds the counts of one site, if they are of the newest sample. */
+/* Adds the counts of one site, if they are from the last sample. */
 static mixp_result exponents_add(const mixp_exponents *e, const exponents_site *site, int64_t *counts) {
     const mixp_device *device = mixp_context_device(e->ctx);
     const size_t bytes = MIXP_EXPONENTS * sizeof *counts;
@@ -519,7 +519,7 @@ static mixp_result exponents_add(const mixp_exponents *e, const exponents_site *
     return r;
 }
 
-/* Sets counts[x + 127] to the number of values with exponent x that site i of mixp_site stored in the newest sampled
+/* Sets counts[x + 127] to the number of values with exponent x that site i of mixp_site stored in the last sampled
  * step; MIXP_EXPONENTS counts, as in mixp_look_args. i = -1: all sites together. With ranks: this rank's values.
  * Returns 0 if there is no such site, e or counts is NULL, or the device fails; otherwise 1. Waits for the device. */
 COMPARE_API int mixp_site_exponents(const mixp_exponents *e, int i, int64_t *counts) {

@@ -3,8 +3,8 @@
  *
  * Include this file after mixprec.h, in C or C++. It runs on every device, because it uses only the kernels `copy`,
  * `convert`, `fill` and the product of the context's device. Images are [batch, channels, ...] with one, two or three
- * dimensions behind the channels, as in PyTorch: [l], [h, w], [d, h, w]. A function returns NULL on an error, and the
- * context keeps the error: MIXP_ERR_ARGUMENT if a pointer is NULL that its comment does not name optional. Under
+ * dimensions after the channels, as in PyTorch: [l], [h, w], [d, h, w]. A function returns NULL on an error, and the
+ * context keeps the error: MIXP_ERR_ARGUMENT if a pointer is NULL and its comment does not call it optional. Under
  * autocast, products are low (class LOW, as torch.nn.functional.conv2d) and norms are f32. The only state is
  * batch_norm's, in buffers that you pass; threads and determinism are those of mixprec's operators.
  *
@@ -30,9 +30,9 @@
 
 #define CONV_SAME (-1)          /* padding="same": the result has the image's size; needs stride 1           */
 
-/* Zeroed: stride 1, no padding, dilation 1, one group. Number i is for dimension i behind the channels: for a
- * conv2d the first is for the height, the second for the width: PyTorch's stride=2, padding=1 is { 2, 2 } and { 1, 1 } (a
- * stride of { 2 } is an error; a padding of { 1 } pads the height only). Numbers for dimensions that x lacks are 0. */
+/* Zeroed: stride 1, no padding, dilation 1, one group. Number i is for dimension i after the channels: for a conv2d the
+ * first is for the height, the second for the width: PyTorch's stride=2, padding=1 is { 2, 2 } and { 1, 1 } (a stride
+ * of { 2 } is an error; a padding of { 1 } pads the height only). Numbers for dimensions that x lacks are 0. */
 typedef struct conv_desc {
     int stride[3], padding[3], dilation[3];
     int groups;                 /* number of independent groups of channels                                 */
@@ -638,7 +638,7 @@ static mixp_result conv_refuse(mixp_call *c, const char *what) {
                              w->rank > 1 ? (long long)w->shape[1] : 0LL, what);
 }
 
-/* The dimensions behind the channels, at the end of to[3]. */
+/* The dimensions after the channels, at the end of to[3]. */
 static void conv_sizes(const mixp_tensor *t, int64_t *to) {
     int i;
     to[0] = to[1] = to[2] = 1;
@@ -1117,7 +1117,7 @@ static mixp_tensor *conv_flat_positions(mixp_context *ctx, const conv_shape *s, 
     return mixp_reshape(ctx, sum, 2, shape);
 }
 
-/* The largest of each window, and where it is. along: positions, or NULL where no index is wanted. */
+/* The largest of each window, and where it is. along: positions, or NULL if no index is wanted. */
 static mixp_tensor *conv_largest(mixp_context *ctx, mixp_tensor *windows, const conv_shape *s,
                                  mixp_tensor *const *along, mixp_tensor **indices) {
     if (!windows) return NULL;
@@ -1261,7 +1261,7 @@ static int64_t conv_adaptive_taps(int64_t n, int64_t m) {
     return most ? most : 1;
 }
 
-/* torch.nn.functional.adaptive_max_pool1d, 2d and 3d: the result has size[i] values along dimension i behind the
+/* torch.nn.functional.adaptive_max_pool1d, 2d and 3d: the result has size[i] values along dimension i after the
  * channels. *indices as of max_pool. MIXP_ERR_SHAPE: a size below 1, or x of another rank. */
 CONV_API mixp_tensor *adaptive_max_pool(mixp_context *ctx, mixp_tensor *x, const int64_t *size, mixp_tensor **indices) {
     static const int order[7] = { 0, 1, 3, 5, 2, 4, 6 };    /* b channels, taps, places */
@@ -1292,10 +1292,10 @@ CONV_API mixp_tensor *adaptive_max_pool(mixp_context *ctx, mixp_tensor *x, const
     return conv_pooled(ctx, y, x, s.places);
 }
 
-/* x[b, channels, ...] at `indices` (i32, in its channel, as max_pool gives them) of an image with size[i] values along
- * dimension i, zeros elsewhere: torch.nn.functional.max_unpool1d, 2d and 3d. Values with one index, which max_pool
- * gives where windows overlap, are equal: their mean is taken, and they share its gradient. MIXP_ERR_SHAPE: indices of
- * another shape than x; MIXP_ERR_ARGUMENT: an index beyond the image. */
+/* x[b, channels, ...] at `indices` (i32, in its channel, as max_pool returns them) of an image with size[i] values
+ * along dimension i, zeros elsewhere: torch.nn.functional.max_unpool1d, 2d and 3d. Values with one index, which
+ * max_pool returns if windows overlap, are equal: their mean is taken, and they share its gradient. MIXP_ERR_SHAPE:
+ * indices of another shape than x; MIXP_ERR_ARGUMENT: an index beyond the image. */
 CONV_API mixp_tensor *max_unpool(mixp_context *ctx, mixp_tensor *x, mixp_tensor *indices, const int64_t *size) {
     int64_t      flat[2], whole[2], places[3];
     mixp_tensor *y, *count = NULL;
@@ -1404,7 +1404,7 @@ CONV_API mixp_tensor *interpolate(mixp_context *ctx, mixp_tensor *x, const inter
     return y && y->dtype != x->dtype ? mixp_cast(ctx, y, x->dtype) : y;
 }
 
-/* torch.nn.functional.adaptive_avg_pool1d, 2d and 3d: the result has size[i] values along dimension i behind the
+/* torch.nn.functional.adaptive_avg_pool1d, 2d and 3d: the result has size[i] values along dimension i after the
  * channels. Errors as of interpolate, whose AREA it is. */
 CONV_API mixp_tensor *adaptive_avg_pool(mixp_context *ctx, mixp_tensor *x, const int64_t *size) {
     interpolate_desc d;

@@ -104,8 +104,8 @@ static inline int gguf_name(const char *name, char *to) {
 /* ==== Rows of heads ================================================================= */
 
 /* Rotary positions turn pairs (i, i + d/2) of a head in Hugging Face's files, and pairs (2i, 2i +
- * 1) in GGUF's. So the rows of the weights of queries and keys [heads * d, cols] stand in another
- * order there. d is even. Of more dimensions than 2, cols counts the values of a row. */
+ * 1) in GGUF's. So the rows of the weights of queries and keys [heads * d, cols] have another order there. d is even.
+ * Of more dimensions than 2, cols counts the values of a row. */
 static inline void gguf_turn(float *to, const float *from, int64_t rows, int64_t cols,
                              int64_t heads) {
     int64_t d = rows / heads;
@@ -141,7 +141,7 @@ typedef struct gguf_writer {
     uint64_t       pairs, n; /* of metadata; of tensors */
     int            failed;   /* 1: out of memory, or wrong is set */
     const char    *wrong;    /* about a tensor that was put, or NULL */
-    int (*read)(const mixp_tensor *t, float *to); /* the values of a tensor, in place of mixp_read's; 0: it failed */
+    int (*read)(const mixp_tensor *t, float *to); /* the values of a tensor, instead of mixp_read's; 0: it failed */
 } gguf_writer;
 
 static inline void gguf_bytes(gguf_writer *w, const void *bytes, size_t n) {
@@ -320,7 +320,7 @@ static inline void gguf_dequantise4(float *to, const unsigned char *from, int64_
     }
 }
 
-/* Writes one tensor and the zeros behind it. Returns 0 on failure. */
+/* Writes one tensor and the zeros after it. Returns 0 on failure. */
 static inline int gguf_write_tensor(const gguf_writer *w, FILE *f, const gguf_tensor *t, float *spare,
                                     unsigned char *bytes) {
     static const char  zeros[GGUF_ALIGN] = { 0 };
@@ -516,7 +516,7 @@ static inline double gguf_number(const gguf *g, const char *key, double otherwis
     return p->kind == GGUF_I64 ? (double)(int64_t)n : (double)n;
 }
 
-/* The text of a key, without a '\0' behind it, or NULL. */
+/* The text of a key, without a '\0' after it, or NULL. */
 static inline const char *gguf_text(const gguf *g, const char *key, size_t *length) {
     const gguf_pair *p = gguf_pair_of(g, key);
     uint64_t         n = 0;

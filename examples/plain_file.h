@@ -58,7 +58,7 @@ static inline FILE *plain_stream(int file, const char *mode) {
     return f;
 }
 
-/* May plain_end give a file this name? A link may be replaced; its target stays as it is. */
+/* May plain_end give a file this name? A link may be replaced; its target does not change. */
 static inline int plain_may_replace(const char *path) {
     struct stat info;
     if (lstat(path, &info) != 0) return errno == ENOENT;
@@ -79,7 +79,7 @@ static inline FILE *plain_log(const char *path, int append) {
     return f;
 }
 
-/* Makes a new file in place of whatever has this name; a folder is refused. */
+/* Makes a new file that replaces anything with this name; a folder is refused. */
 static inline FILE *plain_new(const char *path) {
     if (unlink(path) != 0 && errno != ENOENT) return NULL;
     return plain_stream(plain_descriptor(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0), "wb");

@@ -1,4 +1,4 @@
-/* qk_clip.h - QK-clip: bounds attention's scores by the weights of queries and keys
+/* qk_clip.h - QK-clip: limits attention's scores by rescaling the weights of queries and keys
  * (Kimi K2, arXiv 2507.20534, section 2.1; with Muon it is called MuonClip).
  * SPDX-License-Identifier: MIT OR Unlicense
  *
@@ -16,8 +16,8 @@
  * g = tau / s, and m is the smallest g of the heads that share the keys. So each head's scores are
  * multiplied by its own g; with one head for each head of keys, both factors are sqrt(g), as in the
  * paper. The score is a log-sum-exp, at most ln(keys) above the largest q k'. No score of that batch
- * stays above tau. Biases are multiplied as their rows are. RoPE changes nothing; behind a norm of q and k
- * (QK-norm) the weights have no effect, and scores are bounded anyway.
+ * stays above tau. Biases are multiplied like their rows. RoPE changes nothing; after a norm of q and k (QK-norm) the
+ * weights have no effect, and scores are bounded anyway.
  */
 #ifndef QK_CLIP_H
 #define QK_CLIP_H

@@ -9,7 +9,7 @@
  * pass; a c of zeros that the layer makes is f32. PyTorch's c is low: c is a sum over time, and in fp16 it loses terms
  * below 2^-11 of its value. For PyTorch's behaviour pass a low c.
  *
- * A state that goes on into the next step is a buffer, because a tensor of the last step is refused:
+ * A state that continues into the next step is a buffer, because a tensor of the last step is refused:
  *
  *     mixp_tensor *h0 = mixp_buffer(ctx, "lstm.h", MIXP_F32, 2, shape);      before the loop: [b, hidden], 0 at first
  *     mixp_tensor *c0 = mixp_buffer(ctx, "lstm.c", MIXP_F32, 2, shape);
@@ -48,8 +48,8 @@ typedef struct recurrent_desc {
     int            layers;              /* 0 = 1                                                             */
     int            bidirectional;       /* 1: two directions a layer; results lie side by side               */
     float          dropout;             /* between layers, in [0, 1]; 0 when not training                    */
-    mixp_tensor   *lengths;             /* i32 [b]: valid positions of each sequence; the results behind them are
-                                           0 and move no state, as with pack_padded_sequence. NULL = all     */
+    mixp_tensor   *lengths;             /* i32 [b]: valid positions of each sequence; the results after them are 0 and
+                                           do not change the state, as with pack_padded_sequence. NULL = all */
     mixp_tensor *const *w_proj;         /* LSTM with proj_size: PyTorch's weight_hr[proj, hidden], one for each layer
                                            and direction. h is [b, proj], w_h[gates hidden, proj]. NULL: none */
 } recurrent_desc;
@@ -79,8 +79,8 @@ static int recurrent_missing(mixp_context *ctx, const char *name, const void *x,
     return 1;
 }
 
-/* From what x gives to the gates, x_gates[b, 4 hidden], and the state h [b, hidden or proj], c [b, hidden]: the new
- * state. */
+/* From x's part of the gates, x_gates[b, 4 hidden], and the state h [b, hidden or proj], c [b, hidden]: the
+ * new state. */
 static mixp_tensor *lstm_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_tensor *h, mixp_tensor **c,
                                const recurrent_weights *w, mixp_tensor *w_proj) {
     mixp_tensor *part[4] = { NULL, NULL, NULL, NULL }, *next;

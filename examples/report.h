@@ -36,7 +36,7 @@
  *     "cost": what, "ms"     "memory": what, "bytes"                     of a step
  *     "run": command, "parameters"                                       a process that trains from here
  *
- * Numbers have a '.' in every locale. A log is a regular file, and no symbolic link.
+ * Numbers have a '.' in every locale. A log is a regular file, not a symbolic link.
  *
  * To export the functions from a library, define REPORT_API as what declares them, such as
  * __attribute__((visibility("default"))) or extern "C", before one file of the library includes this file. Its users
@@ -149,7 +149,7 @@ static void report_set_point(char *number) {
     memmove(at + 1, at + strlen(separator), strlen(at + strlen(separator)) + 1);
 }
 
-/* Reads a number of JSON. Returns the first character behind it, or NULL: it is none. */
+/* Reads a number of JSON. Returns the first character after it, or NULL: not a number. */
 static const char *report_number_at(const char *text, double *value) {
     char        number[512], room[16], *end;
     const char *separator = report_separator(room), *point;
@@ -174,7 +174,7 @@ static size_t report_fit(const char *text, size_t most) {
 
 typedef struct report_args { va_list list; } report_args;
 
-/* The conversion at format, with each * as a number. Returns the first character behind it. */
+/* The conversion at format, with each * as a number. Returns the first character after it. */
 static const char *report_spec(const char *format, report_args *args, char spec[64]) {
     size_t n = 0;
     do {
@@ -252,7 +252,7 @@ static report_result report_fail(char *error, report_result result, const char *
 
 struct report_file {
     FILE     *f;
-    long long skipped;                  /* the newest step that was logged as skipped */
+    long long skipped;                  /* the last step that was logged as skipped */
     double    open;                     /* that step in the log's count, while its loss was not
                                            finite and its origin is unknown; 0 = none */
     long long events;                   /* number of the guard's events logged so far */
@@ -360,7 +360,7 @@ REPORT_API void report_step(report_file *log, const report_point *p) {
     report_line_end(log);
 }
 
-/* A process begins to train behind `step`: its command, and how many weights it trains. */
+/* A process begins to train after `step`: its command, and how many weights it trains. */
 REPORT_API void report_run(report_file *log, double step, const char *command, double parameters) {
     if (!log) return;
     report_print(log->f, "{\"step\":%.0f", step);
@@ -583,7 +583,7 @@ static void report_take_text(report_parser *r, const char *key, char *text) {
         }
 }
 
-/* The value behind a key: text, an array, a number. */
+/* The value after a key: text, an array, a number. */
 static int report_parse_value(report_parser *r, const char *key) {
     double  value, *place;
     char   *text;
@@ -1481,8 +1481,8 @@ typedef struct report_total {
     double first, loss, val, best, best_step, scale, ms, skipped, last_skip, worst;
     double begun, tokens, seconds;      /* the first time since 1970; tokens, and seconds of training */
     char   worst_layer[REPORT_NAME];
-    const report_note *run;             /* the newest process; NULL: not logged */
-    const char *why;                    /* of the newest skip */
+    const report_note *run;             /* the last process; NULL: not logged */
+    const char *why;                    /* of the last skip */
     const char *ended;                  /* by which error; "" for a run that did not fail */
     double ended_at;                    /* the step of that error */
     int    is_bad;                      /* 1: the last loss is Inf or NaN */
@@ -1798,7 +1798,7 @@ static int report_columns = 79;
 REPORT_API void report_set_columns(int columns)
 { report_columns = columns < 40 ? 40 : columns > 79 ? 79 : columns; }
 
-/* Draws the newest values of a field, one character each, from '_' (smallest) to '#' (largest). */
+/* Draws the latest values of a field, one character each, from '_' (smallest) to '#' (largest). */
 static void report_spark(const report_data *d, size_t field, char *text, int width) {
     static const char marks[] = "_.:-=+*#";
     report_axes       a = report_frame(d, NULL, 0, 7.99);
@@ -1857,7 +1857,7 @@ static void report_say_clipping(const report_total *t, FILE *out) {
     report_print(out, "\n");
 }
 
-/* Prints the newest skip and its reason, with line breaks between words. */
+/* Prints the last skip and its reason, with line breaks between words. */
 static void report_say_skip(const report_total *t, FILE *out) {
     const size_t width = (size_t)report_columns - 9;
     char         line[REPORT_MESSAGE];

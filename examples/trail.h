@@ -13,7 +13,7 @@
  *
  * A record is one line: the weights and buffers at the beginning of a step, each site's stored values, and their
  * gradients (multiplied by the loss scale). Runs that the manual's table SAME BITS calls equal have equal files: on
- * any number of threads, on other machines, compilers and versions. With ranks, each rank writes a file of its own. */
+ * any number of threads, on other machines, compilers and versions. With ranks, each rank writes its own file. */
 #ifndef MIXPREC_TRAIL_H
 #define MIXPREC_TRAIL_H
 
@@ -48,7 +48,7 @@ typedef struct mixp_trail {
     size_t        room;
 } mixp_trail;
 
-/* What a record says of an array's values. */
+/* A record's data about an array's values. */
 typedef struct trail_sums { double largest, total; int64_t zeros, bad; } trail_sums;
 
 /* A hash of n bytes, four words at a time. */
@@ -191,7 +191,7 @@ TRAIL_API mixp_result mixp_trail_step(mixp_trail *t) {
 }
 
 /* Ends the file, installs the observer that was there before, and frees t. NULL is allowed. Call it between steps. With
- * MIXP_ERR_ORDER t goes on and nothing is freed: a region or a scope is open, or a newer observer is still there.
+ * MIXP_ERR_ORDER t continues and nothing is freed: a region or a scope is open, or a newer observer is still there.
  * MIXP_ERR_IO: the file is not complete; t is freed. */
 TRAIL_API mixp_result mixp_trail_close(mixp_trail *t) {
     mixp_context *ctx = t ? t->ctx : NULL;
