@@ -65,7 +65,7 @@
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    AdamW, SGD, Muon and seven more, groups, averages
- *     11. step         >>step          unscale, clip, step, update; what became of it, and why
+ *     11. step         >>step          unscale, clip, step, update; the verdict and its cause
  *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *     13. watch        >>watch         falling back to f32, where a step went wrong, observers
  *     14. ranks        >>ranks         many machines: exchange of gradients, sharded states
@@ -118,7 +118,7 @@
  *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio only: see CHECKPOINT
  *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
  *                                                are not declared, and mixp_context_new fails if
- *                                                `ranks` of its description is given
+ *                                                `ranks` of its description is set
  *     MIXPREC_NO_WATCH         every file        leaves out the guard: no function of watch, retry
  *                                                or mixp_observe is declared
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
@@ -220,8 +220,8 @@
  * processor. With MIXPREC_CBLAS, f32 products are those of your BLAS.
  *
  * NOT DETECTED: these mistakes have no error, because each may be intended. The right column lists
- * their symptoms. All other mistakes that users were seen to make are errors with a message that
- * says what to do.
+ * their symptoms. All other known mistakes of users are errors, with a message that says what to
+ * do.
  *
  *     mixp_zero_grad is missing, without a         gradients add up: the verdict's grad_norm grows
  *       scaler or with a constant scale              from step to step
@@ -886,8 +886,8 @@ typedef struct mixp_rounding {
 
 /* The learning rate as a function of the number of applied steps; skipped steps do not count. All
  * kinds but ONE_CYCLE warm up as nanoGPT does: lr * (step + 1) / (warmup + 1) while step < warmup.
- * The kinds say what follows; t: steps since the warm-up. The rate never falls below
- * min_factor * lr.
+ * The kinds define the rest; t: steps since the warm-up. The rate never falls below min_factor *
+ * lr.
  *
  * PyTorch's chains: SequentialLR([LinearLR(1/(W+1), 1, W), X], [W]) is the kind of X with warmup W.
  * LinearLR(a, 1, W) is CONSTANT with warmup W and start_factor a; LinearLR(a, e, W) with e < a is
@@ -1028,8 +1028,8 @@ typedef struct mixp_scaler_rule {
  * changes. */
 #define MIXP_PAST_SCALES 16
 
-/* The state of a scaler, in device memory. Checkpoints hold every field except found_inf and past.
- * They hold largest and peak only if the rule predicts; forgiven, forgiven_at and ahead only under
+/* The state of a scaler, in device memory. Checkpoints store every field except found_inf and past.
+ * They store largest and peak only if the rule predicts; forgiven, forgiven_at and ahead only under
  * a guard. */
 typedef struct mixp_scaler_state {
     float   scale;
@@ -1178,8 +1178,8 @@ MIXPREC_HD void mixpi_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rul
     else           mixpi_scaler_clean(s, r);
 }
 
-/* mixpi_scaler_advance for a skip whose cause is in the forward pass, which no scale cures: changes
- * only the counts. */
+/* mixpi_scaler_advance for a skip whose cause is in the forward pass, which no scale prevents:
+ * changes only the counts. */
 MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     s->updates++;
     s->skips++;
@@ -1778,8 +1778,7 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
 }
 
 /* The factor that scales a Muon direction of this norm to the norm 1. With the group's f32_states,
- * the iteration is in f32. Otherwise it is in bf16, and the norm is rounded to bf16, as in PyTorch.
- * */
+ * the iteration is in f32. Otherwise iteration and norm are in bf16, as in PyTorch. */
 MIXPREC_HD double mixpi_muon_unit(double norm, const mixp_param_group *g) {
     float held = g->f32_states ? (float)norm
                                : mixp_f32_from_bf16(mixp_bf16_from_f32((float)norm));
@@ -2585,12 +2584,12 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
-    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16
-                                   by bf16 and of f16 by f16 (each f16 as two bf16). The default
-                                   where the processor has AMX without AMX-FP16. Not identical
-                                   to other sets: see SAME BITS                                */
-    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
-                                   the processor has AMX-FP16. Not identical: see SAME BITS    */
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16 by
+                                   bf16 and of f16 by f16 (each f16 as two bf16). The default if the
+                                   processor has AMX without AMX-FP16. Not identical to other sets:
+                                   see SAME BITS                                               */
+    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default if the
+                                   processor has AMX-FP16. Not identical: see SAME BITS        */
     MIXP_ISA_COUNT
 } mixp_isa;
 
@@ -2603,8 +2602,8 @@ MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
  * like -march=native leave out older sets), when the system refuses it, or when it computes a small
- * test product wrong. The device's name says which set is in use. Wherever this file promises the
- * same bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
+ * test product wrong. The device's name shows the set in use. Wherever this file promises the same
+ * bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 #endif
 
@@ -2634,9 +2633,9 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
  * fast-math, arithmetic in a wider type, another rounding mode, FTZ or DAZ, wrong results. MIXP_OK
  * with a message that begins with "slow: ": the results are right, but the build lacks
  * optimisation, vector instructions or threads that the machine has (in a build in parts: the
- * host's part lacks them), or AMX, which the processor has, is not used. message then says why: the
- * system does not save tiles, the system refuses tiles to this process, or a known product is
- * wrong. Otherwise message is "". */
+ * host's part lacks them), or AMX, which the processor has, is not used. message then states the
+ * reason: the system does not save tiles, the system refuses tiles to this process, or a known
+ * product is wrong. Otherwise message is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 
@@ -2655,11 +2654,11 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * Every table follows these rules. Arrays are row-major and dense unless strides are given.
  * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels convert to f32 on
  * load, compute in f32, and round once on store. `accumulate` 1 adds to the output; 0 overwrites
- * the output, which may be uninitialised or hold NaN. An output may alias an input only where the
- * comment says so. Results are bit-identical at any number of threads.
+ * the output, which may be uninitialised or hold NaN. An output may alias an input only if the
+ * comment allows it. Results are bit-identical at any number of threads.
  */
 /* An input array and an output array. Each kernel gets one struct made of them; the comment of
- * that struct is the kernel's contract. data may be NULL (the array is absent) where the struct's
+ * that struct is the kernel's contract. data may be NULL (the array is absent) if the struct's
  * comment allows it. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
 typedef struct mixp_out { void *data; mixp_dtype dtype; int accumulate; } mixp_out;
@@ -2849,7 +2848,7 @@ typedef struct mixp_norm_args {
 
 /* With h = (a - mean) * rstd and d = dy * gamma: da (+)= rstd * (d - mean(d) - h * mean(d h)),
  * without mean(d) when rms. dgamma (+)= the sum over rows of dy h; dbeta (+)= the sum over rows of
- * dy. db = a copy of the final da; callers request db only where the table has add_norm and da is
+ * dy. db = a copy of the final da; callers request db only if the table has add_norm and da is
  * present and f32. */
 typedef struct mixp_norm_backward_args {
     int64_t      rows, cols;
@@ -3012,7 +3011,7 @@ typedef struct mixp_gemm_args {
 MIXPREC_HD float mixpi_gemm_alpha(const mixp_gemm_args *g)
 { return g->alpha_at ? *g->alpha_at : g->alpha; }
 
-/* A product fused with a second operation, where the vendor's library can fuse the two. Where it
+/* A product fused with a second operation, if the vendor's library can fuse the two. Where it
  * cannot, two kernels run one after the other.
  *
  * ROW_SUMS: c = the result of gemm; sums[m] (+)= the sums of op(a)'s rows. These are the gradients
@@ -3050,8 +3049,8 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  * 1 / (1 - dropout), when mixp_random_u32(seed, step, tensor, ((s * heads + h) * t + i) * keys + j)
  * >= dropout * 2^32. The array of scores is never stored.
  *
- * y is rounded once, to nearest. Where the largest score of a query repeats, y is rounded up or
- * down by a hash of its own bits, with the right mean: see mixpi_top_repeats.
+ * y is rounded once, to nearest. If the largest score of a query repeats, y is rounded up or down
+ * by a hash of its own bits, with the right mean: see mixpi_top_repeats.
  *
  * A query sees no key if all keys are hidden or have scores of -Inf. With a mask or lengths, its y
  * is 0, its lse is +Inf, and its gradients are 0; without either, its y is NaN. A non-finite value
@@ -3798,7 +3797,7 @@ MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rul
     if (at > s->scale) s->scale = at;
 }
 
-/* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
+/* The work of the kernel `advance`, one function for every device. No scale prevents a non-finite
  * loss or buffer. So up to `forgives` skips in a row with one leave the scale unchanged; the count
  * restarts each time `falls` has changed. Every other skip lowers the scale: a guard that finds
  * nothing to fix must not keep a run from ending. Where a guard is on and has seen the gradients
@@ -3925,7 +3924,7 @@ typedef struct mixp_gather_args {
  * q cos + p sin). Positions count from `first` along t. scaled 1: by position * frequency[i]
  * instead, and cos and sin are multiplied by scale. Pair i is elements (i, i + d/2), or
  * (2i, 2i + 1) when interleaved. Angles are computed in f64, the rest in f32. y may be a. real. */
-#define MIXP_ROPE_PAIRS 128     /* pairs of a head that may have frequencies of their own  */
+#define MIXP_ROPE_PAIRS 128     /* pairs of a head that may have their own frequencies     */
 typedef struct mixp_rope_args {
     int64_t  rows, t, heads, d; /* d: even                                                 */
     int64_t  first;
@@ -4322,8 +4321,8 @@ typedef struct mixp_context_desc {
 enum {
     MIXP_EPILOGUES_BIAS = 1,    /* the bias gradient, in the product of the weight gradient */
     MIXP_EPILOGUES_GELU = 2,    /* GELU by tanh, and its slope, in mixp_mlp                 */
-    MIXP_EPILOGUES_NONE = 4,    /* no epilogue, also where the device would choose one; do not
-                                   combine it with other flags                             */
+    MIXP_EPILOGUES_NONE = 4,    /* no epilogue, even if the device would choose one; do not combine
+                                   it with other flags                                     */
     MIXP_EPILOGUES_GELU_BF16 = 8    /* GELU, where mixp_mlp computes in bf16               */
 };
 
@@ -4355,7 +4354,7 @@ enum {
  * used them: fork before the first step, or set threads 1 for the child's context.
  *
  * pthread_cancel: do not cancel a thread during a call of mixprec. Locks of the context's threads
- * and the temporary file of a save would stay behind. Ask the thread to stop between steps.
+ * and the temporary file of a save would remain. Ask the thread to stop between steps.
  *
  * memory: a block, such as a static array, instead of an allocator. On a CPU all memory of the
  * context is in the block, including buffers of checkpoints. mixprec then never calls malloc;
@@ -4488,7 +4487,7 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  * query. Other shapes are chosen as usual. Returns the bytes needed, including the final 0, and
  * writes as many as fit in size. The text is "" on a CPU. Call it after a step.
  *
- * If the text does not match, mixp_context_new fails, and desc->why says whether the text is
+ * If the text does not match, mixp_context_new fails, and desc->why states whether the text is
  * truncated, not one of these texts, or from another GPU or library. A choice that the library
  * refuses later is MIXP_ERR_DEVICE at its product. Lines are passed to the library unchecked: pass
  * only texts that you trust.
@@ -4541,7 +4540,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 
 /* BUFFERS. A buffer is a tensor that a step writes besides the weights: the state that a recurrent
  * net carries from step to step, running statistics, a codebook, a queue, a teacher. (The word is
- * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights hold it
+ * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights store it
  * under its name. A guard names sites as if the buffer were a batch. It reports a buffer that is
  * not finite as MIXP_ORIGIN_WEIGHT.
  *
@@ -4613,7 +4612,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
-                                   checkpoint holds one of each rank: see mixp_checkpoint_save */
+                                   checkpoint stores one per rank: see mixp_checkpoint_save */
     MIXP_BUFFER_RANK_0,         /* at the update, all ranks get rank 0's bytes, as with PyTorch's
                                    broadcast_buffers. Compared by mixp_ranks_check         */
     MIXP_BUFFER_MEAN            /* at the update, all ranks get the mean (running statistics):
@@ -4623,7 +4622,7 @@ typedef enum mixp_buffer_ranks {
 
 /* Makes a buffer: zeroed, permanent, without a gradient. dtype: f32, f64, f16, bf16, i32, i64, u8.
  * Shape and name as in mixp_param, which shares its names with mixp_buffer. With ranks it is
- * MIXP_BUFFER_OWN. For a constant table use a frozen parameter, which a checkpoint holds once for
+ * MIXP_BUFFER_OWN. For a constant table use a frozen parameter, which a checkpoint stores once for
  * all ranks. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                      int rank, const int64_t *shape);
@@ -4941,7 +4940,7 @@ typedef struct mixp_recipe {
  * If no linear of a training step keeps x as codes, on_warning gets one linear and the reason.
  *
  * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
- * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
+ * MIXP_ERR_DEVICE: the device has its own memory, but no kernel `recode`. */
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
  * w and dy loses: the mean of |q - x| / |x| over the values that are not 0, and the share of values
@@ -4976,7 +4975,7 @@ typedef struct mixp_recipe {
  * a captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
  * without a state in a capture (run an ordinary step first); a capture of an update between ranks;
  * a replay of an update after another linear has met delayed scaling (record the step again).
- * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `turn`. */
+ * MIXP_ERR_DEVICE: the device has its own memory, but no kernel `turn`. */
 
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
@@ -5110,7 +5109,7 @@ typedef struct mixp_recipe_rule {
  *                                  { "*.mlp.*", &fp4 }, { "*", &fp8 } };
  *     mixp_autocast_set_recipes(ctx, rules, 5);
  *
- * A guard and its pins work as under one recipe. A checkpoint holds no rules: set them before
+ * A guard and its pins work as under one recipe. A checkpoint stores no rules: set them before
  * mixp_checkpoint_load. Ranks with different rules fail the step with MIXP_ERR_RANKS.
  *
  * MIXP_ERR_ARGUMENT: rules is NULL; more than 64 rules; a pattern is empty, longer than 95
@@ -5165,7 +5164,7 @@ MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* a
  * may begin in between.
  *
  * mixp_autocast_open opens a region with the level and the recipe of the block form,
- * mixp_autocast_open_with a region with settings of its own, mixp_no_grad_open a region as
+ * mixp_autocast_open_with a region with its own settings, mixp_no_grad_open a region as
  * MIXP_NO_GRAD, and mixp_scope_open a scope.
  *
  * On an error they return -1 and open nothing; the context has the error. MIXP_ERR_ARGUMENT:
@@ -5227,7 +5226,7 @@ typedef struct mixp_op mixp_op;
 
 /* Changes the class of an operator (mixp_op_builtin's, or yours) in one context; at most 64
  * operators. MIXP_OP_CAST accepts each class and stays MIXP_CLASS_KEEP: a cast converts to the
- * dtype that it is given, and autocast itself casts by it. op must live as long as the context.
+ * given dtype, and autocast uses it for its own casts. op must live as long as the context.
  *
  * MIXP_ERR_ARGUMENT: op is NULL, cls is not a mixp_op_class, or 64 other operators have overrides.
  * MIXP_ERR_MEMORY. */
@@ -5586,9 +5585,9 @@ typedef struct mixp_attention_desc {
  *
  * A mask of finite numbers hides only by their size. If -1e9 or less covers all keys of a query,
  * the result is the mean of v. The gradients for q, k and v are then too large by a factor of the
- * number of keys, as in PyTorch's fused kernels: beside 1e9, f32 cannot hold the logarithm of the
- * number of keys (beside 1e4, f32 rounds that logarithm by up to 5e-4). If such a query counts in
- * the loss, hide its keys with -Inf.
+ * number of keys, as in PyTorch's fused kernels: added to 1e9 in f32, the logarithm of the number
+ * of keys is lost (added to 1e4, it is rounded by up to 5e-4). If such a query counts in the loss,
+ * hide its keys with -Inf.
  *
  * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: inputs do not match (the message has their names and shapes),
  * or on a GPU heads are wider than 256. MIXP_ERR_ARGUMENT: a field is out of range, or a length is
@@ -5907,7 +5906,7 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
 /* F32. Losses are f32 scalars: means over all elements (over rows for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32. Targets equal to `ignore` do not count
  * (PyTorch's default is -100: MIXP_IGNORE). If no target counts, the loss is NaN and the gradients
- * are 0, as in PyTorch; a warning says so. */
+ * are 0, as in PyTorch, with a warning. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
@@ -6015,7 +6014,7 @@ typedef struct mixp_loss_desc {
                                    `ignore` do not count; 0: those equal to MIXP_IGNORE    */
     int32_t      ignore;
     float        bound;         /* huber: delta. smooth_l1: beta. 0 = 1                    */
-    int          log_target;    /* kl_div: 1: target holds log-probabilities               */
+    int          log_target;    /* kl_div: 1: target contains log-probabilities            */
     float        margin;        /* triplet_margin. 0 = 1                                   */
     int          swap;          /* triplet_margin: 1: the negative's distance is that to the anchor
                                    or to the positive, whichever is smaller                */
@@ -6403,9 +6402,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the gradient in
  * between.
  *
- * f64: a view of f64 trains as f32 does, bit-identical to an f32 program if all values are f32. A
- * step reads weight and gradient rounded to f32, and writes the new f32 value. So the weight is its
- * own master, and states are f32. A gradient beyond f32 counts as Inf.
+ * f64: a view of f64 trains like f32, bit-identical to an f32 program if all values are f32. A step
+ * reads weight and gradient rounded to f32, and writes the new f32 value. So the weight is its own
+ * master, and states are f32. A gradient beyond f32 counts as Inf.
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
@@ -6467,7 +6466,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 
 /* Keeps an average of the weights of opt: an exponential moving average in f32. After each applied
  * step, average = decay * average + (1 - decay) * weight, rounded as in torch.lerp (as
- * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
+ * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master if there is one. A
  * skipped step does not change the averages. The averages start as the weights that the first step
  * finds, also if you write or load the weights after this call. Checkpoints contain the averages
  * ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load ignores averages that the
@@ -7079,9 +7078,9 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Pins the sites whose name, or its part before ": ", fits the pattern (* matches any characters, ?
  * matches one; the pattern is copied). MIXP_F32: the sites store f32. MIXP_F16 or MIXP_BF16: the
  * sites store the dtype of autocast and never fall back. MIXP_DTYPE_COUNT: removes the pin. A
- * recipe quantises no pinned linear. The last pattern that fits wins. A pattern given again
- * replaces its old entry, "*" replaces all entries, and at most 64 are kept. Call it before or
- * during training, with the guard on or off.
+ * recipe quantises no pinned linear. The last pattern that fits wins. A repeated pattern replaces
+ * its old entry, "*" replaces all entries, and at most 64 are kept. Call it before or during
+ * training, with the guard on or off.
  *
  * MIXP_ERR_ARGUMENT: another dtype, a pattern longer than 95 characters, too many patterns, or no
  * site has a matching name. If sites are not known yet, a missing name becomes the context's error
@@ -7337,8 +7336,7 @@ struct mixp_ranks_desc {
  * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: to stay within
  * this limit, mixp_backward calls grad_wait, and hides less of the sums. A gradient that is written
  * early and complete late (a tied embedding, a recurrent weight) keeps its buffer for that time.
- * Walks that mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its
- * own.
+ * Walks that mixp_ranks_hold holds back add to complete gradients: then each has its own buffer.
  *
  * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
  * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
@@ -7370,7 +7368,7 @@ struct mixp_ranks_desc {
  * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
  * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back
  * into a gradient that was already summed, before mixp_zero_grad, is MIXP_ERR_ORDER. The first walk
- * compares the ranks' settings: MIXP_ERR_RANKS says which setting differs, and on which rank.
+ * compares the ranks' settings: MIXP_ERR_RANKS names the setting that differs, and the rank.
  * Without ranks nothing happens.
  *
  * UNUSED PARAMETERS. Ranks may use different parameters, from the first walk on. If a rank's loss

@@ -11,8 +11,8 @@
 
 /* The learning rate as a function of the number of applied steps; skipped steps do not count. All
  * kinds but ONE_CYCLE warm up as nanoGPT does: lr * (step + 1) / (warmup + 1) while step < warmup.
- * The kinds say what follows; t: steps since the warm-up. The rate never falls below
- * min_factor * lr.
+ * The kinds define the rest; t: steps since the warm-up. The rate never falls below min_factor *
+ * lr.
  *
  * PyTorch's chains: SequentialLR([LinearLR(1/(W+1), 1, W), X], [W]) is the kind of X with warmup W.
  * LinearLR(a, 1, W) is CONSTANT with warmup W and start_factor a; LinearLR(a, e, W) with e < a is
@@ -153,8 +153,8 @@ typedef struct mixp_scaler_rule {
  * changes. */
 #define MIXP_PAST_SCALES 16
 
-/* The state of a scaler, in device memory. Checkpoints hold every field except found_inf and past.
- * They hold largest and peak only if the rule predicts; forgiven, forgiven_at and ahead only under
+/* The state of a scaler, in device memory. Checkpoints store every field except found_inf and past.
+ * They store largest and peak only if the rule predicts; forgiven, forgiven_at and ahead only under
  * a guard. */
 typedef struct mixp_scaler_state {
     float   scale;
@@ -303,8 +303,8 @@ MIXPREC_HD void mixpi_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rul
     else           mixpi_scaler_clean(s, r);
 }
 
-/* mixpi_scaler_advance for a skip whose cause is in the forward pass, which no scale cures: changes
- * only the counts. */
+/* mixpi_scaler_advance for a skip whose cause is in the forward pass, which no scale prevents:
+ * changes only the counts. */
 MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     s->updates++;
     s->skips++;

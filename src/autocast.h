@@ -95,7 +95,7 @@ typedef struct mixp_recipe_rule {
  *                                  { "*.mlp.*", &fp4 }, { "*", &fp8 } };
  *     mixp_autocast_set_recipes(ctx, rules, 5);
  *
- * A guard and its pins work as under one recipe. A checkpoint holds no rules: set them before
+ * A guard and its pins work as under one recipe. A checkpoint stores no rules: set them before
  * mixp_checkpoint_load. Ranks with different rules fail the step with MIXP_ERR_RANKS.
  *
  * MIXP_ERR_ARGUMENT: rules is NULL; more than 64 rules; a pattern is empty, longer than 95
@@ -150,7 +150,7 @@ MIXPREC_API int mixpi_scope_leave(mixp_context *ctx);                       /* a
  * may begin in between.
  *
  * mixp_autocast_open opens a region with the level and the recipe of the block form,
- * mixp_autocast_open_with a region with settings of its own, mixp_no_grad_open a region as
+ * mixp_autocast_open_with a region with its own settings, mixp_no_grad_open a region as
  * MIXP_NO_GRAD, and mixp_scope_open a scope.
  *
  * On an error they return -1 and open nothing; the context has the error. MIXP_ERR_ARGUMENT:
@@ -212,7 +212,7 @@ typedef struct mixp_op mixp_op;
 
 /* Changes the class of an operator (mixp_op_builtin's, or yours) in one context; at most 64
  * operators. MIXP_OP_CAST accepts each class and stays MIXP_CLASS_KEEP: a cast converts to the
- * dtype that it is given, and autocast itself casts by it. op must live as long as the context.
+ * given dtype, and autocast uses it for its own casts. op must live as long as the context.
  *
  * MIXP_ERR_ARGUMENT: op is NULL, cls is not a mixp_op_class, or 64 other operators have overrides.
  * MIXP_ERR_MEMORY. */

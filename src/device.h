@@ -368,7 +368,7 @@ MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rul
     if (at > s->scale) s->scale = at;
 }
 
-/* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
+/* The work of the kernel `advance`, one function for every device. No scale prevents a non-finite
  * loss or buffer. So up to `forgives` skips in a row with one leave the scale unchanged; the count
  * restarts each time `falls` has changed. Every other skip lowers the scale: a guard that finds
  * nothing to fix must not keep a run from ending. Where a guard is on and has seen the gradients
@@ -495,7 +495,7 @@ typedef struct mixp_gather_args {
  * q cos + p sin). Positions count from `first` along t. scaled 1: by position * frequency[i]
  * instead, and cos and sin are multiplied by scale. Pair i is elements (i, i + d/2), or
  * (2i, 2i + 1) when interleaved. Angles are computed in f64, the rest in f32. y may be a. real. */
-#define MIXP_ROPE_PAIRS 128     /* pairs of a head that may have frequencies of their own  */
+#define MIXP_ROPE_PAIRS 128     /* pairs of a head that may have their own frequencies     */
 typedef struct mixp_rope_args {
     int64_t  rows, t, heads, d; /* d: even                                                 */
     int64_t  first;

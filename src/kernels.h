@@ -26,12 +26,12 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
-    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16
-                                   by bf16 and of f16 by f16 (each f16 as two bf16). The default
-                                   where the processor has AMX without AMX-FP16. Not identical
-                                   to other sets: see SAME BITS                                */
-    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
-                                   the processor has AMX-FP16. Not identical: see SAME BITS    */
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16 by
+                                   bf16 and of f16 by f16 (each f16 as two bf16). The default if the
+                                   processor has AMX without AMX-FP16. Not identical to other sets:
+                                   see SAME BITS                                               */
+    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default if the
+                                   processor has AMX-FP16. Not identical: see SAME BITS        */
     MIXP_ISA_COUNT
 } mixp_isa;
 
@@ -44,8 +44,8 @@ MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
  * like -march=native leave out older sets), when the system refuses it, or when it computes a small
- * test product wrong. The device's name says which set is in use. Wherever this file promises the
- * same bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
+ * test product wrong. The device's name shows the set in use. Wherever this file promises the same
+ * bits, all sets are bit-identical. AMX asks Linux to permit tiles to the process. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 #endif
 
@@ -75,9 +75,9 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
  * fast-math, arithmetic in a wider type, another rounding mode, FTZ or DAZ, wrong results. MIXP_OK
  * with a message that begins with "slow: ": the results are right, but the build lacks
  * optimisation, vector instructions or threads that the machine has (in a build in parts: the
- * host's part lacks them), or AMX, which the processor has, is not used. message then says why: the
- * system does not save tiles, the system refuses tiles to this process, or a known product is
- * wrong. Otherwise message is "". */
+ * host's part lacks them), or AMX, which the processor has, is not used. message then states the
+ * reason: the system does not save tiles, the system refuses tiles to this process, or a known
+ * product is wrong. Otherwise message is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 
@@ -96,11 +96,11 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * Every table follows these rules. Arrays are row-major and dense unless strides are given.
  * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels convert to f32 on
  * load, compute in f32, and round once on store. `accumulate` 1 adds to the output; 0 overwrites
- * the output, which may be uninitialised or hold NaN. An output may alias an input only where the
- * comment says so. Results are bit-identical at any number of threads.
+ * the output, which may be uninitialised or hold NaN. An output may alias an input only if the
+ * comment allows it. Results are bit-identical at any number of threads.
  */
 /* An input array and an output array. Each kernel gets one struct made of them; the comment of
- * that struct is the kernel's contract. data may be NULL (the array is absent) where the struct's
+ * that struct is the kernel's contract. data may be NULL (the array is absent) if the struct's
  * comment allows it. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
 typedef struct mixp_out { void *data; mixp_dtype dtype; int accumulate; } mixp_out;
@@ -290,7 +290,7 @@ typedef struct mixp_norm_args {
 
 /* With h = (a - mean) * rstd and d = dy * gamma: da (+)= rstd * (d - mean(d) - h * mean(d h)),
  * without mean(d) when rms. dgamma (+)= the sum over rows of dy h; dbeta (+)= the sum over rows of
- * dy. db = a copy of the final da; callers request db only where the table has add_norm and da is
+ * dy. db = a copy of the final da; callers request db only if the table has add_norm and da is
  * present and f32. */
 typedef struct mixp_norm_backward_args {
     int64_t      rows, cols;
@@ -453,7 +453,7 @@ typedef struct mixp_gemm_args {
 MIXPREC_HD float mixpi_gemm_alpha(const mixp_gemm_args *g)
 { return g->alpha_at ? *g->alpha_at : g->alpha; }
 
-/* A product fused with a second operation, where the vendor's library can fuse the two. Where it
+/* A product fused with a second operation, if the vendor's library can fuse the two. Where it
  * cannot, two kernels run one after the other.
  *
  * ROW_SUMS: c = the result of gemm; sums[m] (+)= the sums of op(a)'s rows. These are the gradients
@@ -491,8 +491,8 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  * 1 / (1 - dropout), when mixp_random_u32(seed, step, tensor, ((s * heads + h) * t + i) * keys + j)
  * >= dropout * 2^32. The array of scores is never stored.
  *
- * y is rounded once, to nearest. Where the largest score of a query repeats, y is rounded up or
- * down by a hash of its own bits, with the right mean: see mixpi_top_repeats.
+ * y is rounded once, to nearest. If the largest score of a query repeats, y is rounded up or down
+ * by a hash of its own bits, with the right mean: see mixpi_top_repeats.
  *
  * A query sees no key if all keys are hidden or have scores of -Inf. With a mask or lengths, its y
  * is 0, its lse is +Inf, and its gradients are 0; without either, its y is NaN. A non-finite value

@@ -65,7 +65,7 @@
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    AdamW, SGD, Muon and seven more, groups, averages
- *     11. step         >>step          unscale, clip, step, update; what became of it, and why
+ *     11. step         >>step          unscale, clip, step, update; the verdict and its cause
  *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *     13. watch        >>watch         falling back to f32, where a step went wrong, observers
  *     14. ranks        >>ranks         many machines: exchange of gradients, sharded states
@@ -118,7 +118,7 @@
  *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio only: see CHECKPOINT
  *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
  *                                                are not declared, and mixp_context_new fails if
- *                                                `ranks` of its description is given
+ *                                                `ranks` of its description is set
  *     MIXPREC_NO_WATCH         every file        leaves out the guard: no function of watch, retry
  *                                                or mixp_observe is declared
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
@@ -220,8 +220,8 @@
  * processor. With MIXPREC_CBLAS, f32 products are those of your BLAS.
  *
  * NOT DETECTED: these mistakes have no error, because each may be intended. The right column lists
- * their symptoms. All other mistakes that users were seen to make are errors with a message that
- * says what to do.
+ * their symptoms. All other known mistakes of users are errors, with a message that says what to
+ * do.
  *
  *     mixp_zero_grad is missing, without a         gradients add up: the verdict's grad_norm grows
  *       scaler or with a constant scale              from step to step

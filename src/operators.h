@@ -151,9 +151,9 @@ typedef struct mixp_attention_desc {
  *
  * A mask of finite numbers hides only by their size. If -1e9 or less covers all keys of a query,
  * the result is the mean of v. The gradients for q, k and v are then too large by a factor of the
- * number of keys, as in PyTorch's fused kernels: beside 1e9, f32 cannot hold the logarithm of the
- * number of keys (beside 1e4, f32 rounds that logarithm by up to 5e-4). If such a query counts in
- * the loss, hide its keys with -Inf.
+ * number of keys, as in PyTorch's fused kernels: added to 1e9 in f32, the logarithm of the number
+ * of keys is lost (added to 1e4, it is rounded by up to 5e-4). If such a query counts in the loss,
+ * hide its keys with -Inf.
  *
  * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: inputs do not match (the message has their names and shapes),
  * or on a GPU heads are wider than 256. MIXP_ERR_ARGUMENT: a field is out of range, or a length is
@@ -472,7 +472,7 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
 /* F32. Losses are f32 scalars: means over all elements (over rows for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32. Targets equal to `ignore` do not count
  * (PyTorch's default is -100: MIXP_IGNORE). If no target counts, the loss is NaN and the gradients
- * are 0, as in PyTorch; a warning says so. */
+ * are 0, as in PyTorch, with a warning. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
@@ -580,7 +580,7 @@ typedef struct mixp_loss_desc {
                                    `ignore` do not count; 0: those equal to MIXP_IGNORE    */
     int32_t      ignore;
     float        bound;         /* huber: delta. smooth_l1: beta. 0 = 1                    */
-    int          log_target;    /* kl_div: 1: target holds log-probabilities               */
+    int          log_target;    /* kl_div: 1: target contains log-probabilities            */
     float        margin;        /* triplet_margin. 0 = 1                                   */
     int          swap;          /* triplet_margin: 1: the negative's distance is that to the anchor
                                    or to the positive, whichever is smaller                */

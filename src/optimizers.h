@@ -152,9 +152,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the gradient in
  * between.
  *
- * f64: a view of f64 trains as f32 does, bit-identical to an f32 program if all values are f32. A
- * step reads weight and gradient rounded to f32, and writes the new f32 value. So the weight is its
- * own master, and states are f32. A gradient beyond f32 counts as Inf.
+ * f64: a view of f64 trains like f32, bit-identical to an f32 program if all values are f32. A step
+ * reads weight and gradient rounded to f32, and writes the new f32 value. So the weight is its own
+ * master, and states are f32. A gradient beyond f32 counts as Inf.
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
@@ -216,7 +216,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 
 /* Keeps an average of the weights of opt: an exponential moving average in f32. After each applied
  * step, average = decay * average + (1 - decay) * weight, rounded as in torch.lerp (as
- * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
+ * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master if there is one. A
  * skipped step does not change the averages. The averages start as the weights that the first step
  * finds, also if you write or load the weights after this call. Checkpoints contain the averages
  * ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load ignores averages that the

@@ -93,8 +93,7 @@ struct mixp_ranks_desc {
  * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: to stay within
  * this limit, mixp_backward calls grad_wait, and hides less of the sums. A gradient that is written
  * early and complete late (a tied embedding, a recurrent weight) keeps its buffer for that time.
- * Walks that mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its
- * own.
+ * Walks that mixp_ranks_hold holds back add to complete gradients: then each has its own buffer.
  *
  * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
  * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
@@ -126,7 +125,7 @@ struct mixp_ranks_desc {
  * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
  * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back
  * into a gradient that was already summed, before mixp_zero_grad, is MIXP_ERR_ORDER. The first walk
- * compares the ranks' settings: MIXP_ERR_RANKS says which setting differs, and on which rank.
+ * compares the ranks' settings: MIXP_ERR_RANKS names the setting that differs, and the rank.
  * Without ranks nothing happens.
  *
  * UNUSED PARAMETERS. Ranks may use different parameters, from the first walk on. If a rank's loss

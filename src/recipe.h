@@ -163,7 +163,7 @@ typedef struct mixp_recipe {
  * If no linear of a training step keeps x as codes, on_warning gets one linear and the reason.
  *
  * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
- * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
+ * MIXP_ERR_DEVICE: the device has its own memory, but no kernel `recode`. */
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
  * w and dy loses: the mean of |q - x| / |x| over the values that are not 0, and the share of values
@@ -198,7 +198,7 @@ typedef struct mixp_recipe {
  * a captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
  * without a state in a capture (run an ordinary step first); a capture of an update between ranks;
  * a replay of an update after another linear has met delayed scaling (record the step again).
- * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `turn`. */
+ * MIXP_ERR_DEVICE: the device has its own memory, but no kernel `turn`. */
 
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);

@@ -168,8 +168,8 @@ typedef struct mixp_context_desc {
 enum {
     MIXP_EPILOGUES_BIAS = 1,    /* the bias gradient, in the product of the weight gradient */
     MIXP_EPILOGUES_GELU = 2,    /* GELU by tanh, and its slope, in mixp_mlp                 */
-    MIXP_EPILOGUES_NONE = 4,    /* no epilogue, also where the device would choose one; do not
-                                   combine it with other flags                             */
+    MIXP_EPILOGUES_NONE = 4,    /* no epilogue, even if the device would choose one; do not combine
+                                   it with other flags                                     */
     MIXP_EPILOGUES_GELU_BF16 = 8    /* GELU, where mixp_mlp computes in bf16               */
 };
 
@@ -201,7 +201,7 @@ enum {
  * used them: fork before the first step, or set threads 1 for the child's context.
  *
  * pthread_cancel: do not cancel a thread during a call of mixprec. Locks of the context's threads
- * and the temporary file of a save would stay behind. Ask the thread to stop between steps.
+ * and the temporary file of a save would remain. Ask the thread to stop between steps.
  *
  * memory: a block, such as a static array, instead of an allocator. On a CPU all memory of the
  * context is in the block, including buffers of checkpoints. mixprec then never calls malloc;
@@ -334,7 +334,7 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  * query. Other shapes are chosen as usual. Returns the bytes needed, including the final 0, and
  * writes as many as fit in size. The text is "" on a CPU. Call it after a step.
  *
- * If the text does not match, mixp_context_new fails, and desc->why says whether the text is
+ * If the text does not match, mixp_context_new fails, and desc->why states whether the text is
  * truncated, not one of these texts, or from another GPU or library. A choice that the library
  * refuses later is MIXP_ERR_DEVICE at its product. Lines are passed to the library unchecked: pass
  * only texts that you trust.
@@ -387,7 +387,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 
 /* BUFFERS. A buffer is a tensor that a step writes besides the weights: the state that a recurrent
  * net carries from step to step, running statistics, a codebook, a queue, a teacher. (The word is
- * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights hold it
+ * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights store it
  * under its name. A guard names sites as if the buffer were a batch. It reports a buffer that is
  * not finite as MIXP_ORIGIN_WEIGHT.
  *
@@ -459,7 +459,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
-                                   checkpoint holds one of each rank: see mixp_checkpoint_save */
+                                   checkpoint stores one per rank: see mixp_checkpoint_save */
     MIXP_BUFFER_RANK_0,         /* at the update, all ranks get rank 0's bytes, as with PyTorch's
                                    broadcast_buffers. Compared by mixp_ranks_check         */
     MIXP_BUFFER_MEAN            /* at the update, all ranks get the mean (running statistics):
@@ -469,7 +469,7 @@ typedef enum mixp_buffer_ranks {
 
 /* Makes a buffer: zeroed, permanent, without a gradient. dtype: f32, f64, f16, bf16, i32, i64, u8.
  * Shape and name as in mixp_param, which shares its names with mixp_buffer. With ranks it is
- * MIXP_BUFFER_OWN. For a constant table use a frozen parameter, which a checkpoint holds once for
+ * MIXP_BUFFER_OWN. For a constant table use a frozen parameter, which a checkpoint stores once for
  * all ranks. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                      int rank, const int64_t *shape);

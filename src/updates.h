@@ -178,8 +178,7 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
 }
 
 /* The factor that scales a Muon direction of this norm to the norm 1. With the group's f32_states,
- * the iteration is in f32. Otherwise it is in bf16, and the norm is rounded to bf16, as in PyTorch.
- * */
+ * the iteration is in f32. Otherwise iteration and norm are in bf16, as in PyTorch. */
 MIXPREC_HD double mixpi_muon_unit(double norm, const mixp_param_group *g) {
     float held = g->f32_states ? (float)norm
                                : mixp_f32_from_bf16(mixp_bf16_from_f32((float)norm));

@@ -127,9 +127,9 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Pins the sites whose name, or its part before ": ", fits the pattern (* matches any characters, ?
  * matches one; the pattern is copied). MIXP_F32: the sites store f32. MIXP_F16 or MIXP_BF16: the
  * sites store the dtype of autocast and never fall back. MIXP_DTYPE_COUNT: removes the pin. A
- * recipe quantises no pinned linear. The last pattern that fits wins. A pattern given again
- * replaces its old entry, "*" replaces all entries, and at most 64 are kept. Call it before or
- * during training, with the guard on or off.
+ * recipe quantises no pinned linear. The last pattern that fits wins. A repeated pattern replaces
+ * its old entry, "*" replaces all entries, and at most 64 are kept. Call it before or during
+ * training, with the guard on or off.
  *
  * MIXP_ERR_ARGUMENT: another dtype, a pattern longer than 95 characters, too many patterns, or no
  * site has a matching name. If sites are not known yet, a missing name becomes the context's error
