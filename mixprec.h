@@ -952,11 +952,6 @@ typedef struct mixp_schedule {
     void              *user;
 } mixp_schedule;
 
-typedef enum mixp_adam_order {
-    MIXP_ADAM_ORDER_TORCH,           /* decay first; denominator sqrt(v)/sqrt(bc2) + eps        */
-    MIXP_ADAM_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
-} mixp_adam_order;
-
 /* How a moment is stored; each comment begins with the bytes per element. The arithmetic is always
  * f32. Storing rounds stochastically: up with a probability equal to the part cut off. Rounding to
  * nearest would freeze a moment that changes by less than half a step of its format. */
@@ -1261,7 +1256,6 @@ enum { MIXPI_FACTORS = 16 };
 /* The host's instructions for one step. */
 typedef struct mixp_step_plan {
     mixp_optimizer_kind     kind;
-    mixp_adam_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are unscaled already                   */
     int32_t       age;          /* how many scales ago the gradients were scaled; 0 if
@@ -1294,14 +1288,13 @@ typedef struct mixp_step_plan {
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
  * rest1 is 1 - dampening. */
 typedef struct mixp_step_scalars {
-    mixp_adam_order order;
     int32_t    nesterov, cautious;
     float factor;               /* factor of gradients: 1/scale times the clip; `maximize`: < 0 */
     float l2;                   /* weight decay added to the gradient                      */
-    float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
+    float decay;                /* decoupled: lr * weight_decay                            */
     float beta1, rest1, beta2, rest2, momentum, eps;
-    float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
-    float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
+    float rate;                 /* Adam: lr / bc1; SGD: lr                                 */
+    float scale_m, scale_v;     /* Adam: 1 and 1/sqrt(bc2)                                 */
     float scale_g;              /* NAdam: factor of the gradient in the numerator; others: 0 */
 } mixp_step_scalars;
 
@@ -1625,22 +1618,16 @@ MIXPREC_HD mixpi_beta_powers mixpi_beta_powers_of(const mixp_param_group *g, int
     return b;
 }
 
-/* The scalars of Adam's update, with bias corrections. torch divides the rate by bc1 and sqrt(v) by
- * sqrt(bc2); apex divides m and v. */
+/* The scalars of Adam's update, with bias corrections: the rate is divided by bc1, and sqrt(v) by
+ * sqrt(bc2). */
 MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr,
                                   const mixpi_beta_powers *b, mixp_step_scalars *u) {
     const double bc1 = 1.0 - b->first, bc2 = 1.0 - b->second;
     u->beta1 = (float)g->beta1;
     u->rest1 = (float)(1.0 - g->beta1);
-    if (u->order == MIXP_ADAM_ORDER_APEX) {
-        u->rate = (float)lr;
-        u->scale_m = (float)(1.0 / bc1);
-        u->scale_v = (float)(1.0 / bc2);
-    } else {
-        u->rate = (float)(lr / bc1);
-        u->scale_m = 1.0f;
-        u->scale_v = (float)(1.0 / MIXPI_LIBM(sqrt)(bc2));
-    }
+    u->rate = (float)(lr / bc1);
+    u->scale_m = 1.0f;
+    u->scale_v = (float)(1.0 / MIXPI_LIBM(sqrt)(bc2));
 }
 
 /* NAdam's part: the numerator is scale_g g + scale_m m. The momentum of step i is beta1 (1 -
@@ -1710,9 +1697,9 @@ MIXPREC_HD int mixpi_is_adam(mixp_optimizer_kind kind)
 
 MIXPREC_HD void mixpi_update_decay(const mixp_step_plan *plan, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
-    int decoupled = mixpi_is_decoupled(plan), apex = u->order == MIXP_ADAM_ORDER_APEX;
+    const int decoupled = mixpi_is_decoupled(plan);
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
-    u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
+    u->decay = !decoupled ? 0.0f : (float)(lr * g->weight_decay);
 }
 
 /* The scalars of Adam and its relatives. */
@@ -1747,7 +1734,6 @@ MIXPREC_HD void mixpi_step_scalars_of(const mixp_step_plan *plan,
                                      mixp_step_scalars *u) {
     const mixp_param_group *g = &plan->groups[group];
     double lr = mixpi_plan_lr(plan, g->lr, state->applied - 1);
-    u->order = plan->order;
     u->nesterov = g->nesterov;
     u->cautious = plan->cautious;
     u->factor = (float)(plan->maximize ? -state->factor : state->factor);
@@ -2139,16 +2125,10 @@ MIXPREC_HD void mixpi_adam_element(const mixp_step_scalars *u, float grad, float
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio, decay;
     *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    if (u->order == MIXP_ADAM_ORDER_APEX) {
-        ratio = (*m * u->scale_m) / (MIXPI_LIBM(sqrtf)(*v * u->scale_v) + u->eps);
-        decay = mixpi_decay_of(u, ratio, *p);
-        *p = mixpi_fmaf(-u->rate, mixpi_fmaf(decay, *p, ratio), *p);
-    } else {
-        ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
-        decay = mixpi_decay_of(u, ratio, *p);
-        *p = mixpi_fmaf(-decay, *p, *p);
-        *p = mixpi_fmaf(-u->rate, ratio, *p);
-    }
+    ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
+    decay = mixpi_decay_of(u, ratio, *p);
+    *p = mixpi_fmaf(-decay, *p, *p);
+    *p = mixpi_fmaf(-u->rate, ratio, *p);
 }
 
 /* One element of SGD. m: NULL without momentum. */
@@ -6305,7 +6285,6 @@ typedef struct mixp_optimizer_desc {
     double        dampening;    /* SGD                                                     */
     int           nesterov;     /* SGD (needs momentum and dampening 0), Muon              */
     double        max_norm;     /* clips by global norm inside the step; 0 = off           */
-    mixp_adam_order order;      /* Adam, AdamW: MIXP_ADAM_ORDER_TORCH                      */
     int           cautious;     /* AdamW, Lion, Muon. 1: decays only weights that the update moves
                                    towards 0                                               */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
@@ -6318,7 +6297,7 @@ typedef struct mixp_optimizer_desc {
     mixp_muon_settings muon;    /* Muon                                                    */
     int           maximize;     /* 1: steps increase the loss, as for a reward             */
     int           amsgrad;      /* Adam, AdamW. 1: divides by the largest v so far; keeps one
-                                   more state, in f32; needs MIXP_ADAM_ORDER_TORCH         */
+                                   more state, in f32                                      */
     int           centered;     /* RMSprop. 1: divides by the standard deviation; keeps the mean
                                    gradient as one more state, in f32; states.v must be f32 */
     int           decoupled;    /* NAdam, RAdam. 1: weight_decay is decoupled, as AdamW's   */
@@ -17216,37 +17195,24 @@ MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v
     return mixpi_vselect_gt(none, mixpi_vmul(update, p), none, decay);
 }
 
-/* 16 elements of mixpi_adam_element, with the same operations in the same order. form: one of the
- * two specialised forms, or any: as u says. root: the root of the second moment, in PyTorch's
- * order; 1-byte states store it. */
-enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
-MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
+/* 16 elements of mixpi_adam_element, with the same operations in the same order. cautious: that of
+ * u, or 0. root: the root of the second moment; 1-byte states store it. */
+MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int cautious, mixpi_v g, mixpi_v p,
                               mixpi_v *m, mixpi_v *v, mixpi_v *root) {
-    const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
-    const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
-    mixpi_v ratio, decay, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
+    mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
     *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
 
-    /* Apex takes the root of the corrected moment, and decays in the step. */
-    if (apex) {
-        ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
-        ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
-        decay = MIXPI_P(decay)(u, cautious, ratio, p);
-        *root = *v;
-        return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
-    }
-
-    /* PyTorch corrects the root, and decays the weight before the step. */
+    /* As PyTorch: corrects the root, and decays the weight before the step. */
     *root = mixpi_vsqrt(*v);
     ratio = mixpi_vdiv(*m, mixpi_vfma(*root, mixpi_vset(u->scale_v), eps));
     p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
     return mixpi_vfma(rate, ratio, p);
 }
 
-/* roots: stores the root of v in place of v, in PyTorch's order. */
-MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
+/* roots: stores the root of v in place of v. */
+MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int cautious,
                                  const mixpi_stretch *s, const float *g) {
     float *p = s->p, *m = s->m, *v = s->v;
     const int roots = s->roots, n = s->n, ahead = MIXPI_P(ahead)();
@@ -17257,7 +17223,7 @@ MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
         b = MIXPI_P(stream)(v + i, ahead);
         d = MIXPI_P(stream)(g + i, ahead);
         w = MIXPI_P(stream)(p + i, ahead);
-        w = MIXPI_P(adam)(u, form, d, w, &a, &b, &root);
+        w = MIXPI_P(adam)(u, cautious, d, w, &a, &b, &root);
         mixpi_vstore(p + i, w); mixpi_vstore(m + i, a);
         mixpi_vstore(v + i, roots ? root : b);
     }
@@ -17530,7 +17496,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
         mixpi_v d = MIXPI_P(small_moment)(b.v, size, 1, v_scale, k);
         mixpi_v w = b.rest ? MIXPI_P(small_master)(&b, k) : mixpi_vload(p + k);
-        w = MIXPI_P(adam)(u, MIXPI_P(form_any), mixpi_vload(g + i + k), w, &c, &d, &root);
+        w = MIXPI_P(adam)(u, u->cautious, mixpi_vload(g + i + k), w, &c, &d, &root);
         MIXPI_P(small_words)(key, b.first, k, s->word + i);
         mixpi_vstore(p + k, w);
         mixpi_vstore(m + k, c);
@@ -17647,7 +17613,6 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
     mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
     __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
     float *m = s->m + i, *v = s->v + i, *p = s->p + i, *words = s->word + i;
-    const int roots = s->roots;
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         const mixpi_vbits word = mixpi_vstate_word(key, place);
@@ -17655,8 +17620,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         mixpi_v c = mixpi_vmul(MIXPI_P(bytes_m)(b->m + k), unit);
         mixpi_v d = MIXPI_P(bytes_v)(b->v + k, base), root;
         mixpi_v g = MIXPI_P(bytes_grad)(grad, b->first + k);
-        w = MIXPI_P(adam)(&own, MIXPI_P(form_any), g, w, &c, &d, &root);
-        if (!roots) root = mixpi_vsqrt(d);
+        w = MIXPI_P(adam)(&own, own.cautious, g, w, &c, &d, &root);
         m_top = _mm512_max_epu32(m_top, (__m512i)mixpi_vabs(c));
         v_top = _mm512_max_epu32(v_top, (__m512i)root);
         mixpi_vstore(p + k, w);
@@ -17690,15 +17654,13 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
     }
 
     /* All blocks are usual. */
-    s->roots = u->order != MIXP_ADAM_ORDER_APEX;
+    s->roots = 1;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
         MIXPI_P(small_ask)(&b);
         MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
         if (MIXPI_P(bytes_adam)(s, &b, i, u, grad)) s->closed |= 1u << i / MIXP_STATE_BLOCK;
     }
-
-    s->roots = 1;
     return 1;
 }
 #else
@@ -17787,11 +17749,9 @@ MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind 
 
 MIXPI_F void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
                                    const float *g) {
-    const int apex = u->order == MIXP_ADAM_ORDER_APEX;
-    s->roots = !apex && s->row->v_dtype == MIXP_U8;
-    if (u->cautious) MIXPI_P(adam_block)(u, MIXPI_P(form_any), s, g);
-    else if (apex) MIXPI_P(adam_block)(u, MIXPI_P(form_apex), s, g);
-    else MIXPI_P(adam_block)(u, MIXPI_P(form_torch), s, g);
+    s->roots = s->row->v_dtype == MIXP_U8;
+    if (u->cautious) MIXPI_P(adam_block)(u, 1, s, g);
+    else MIXPI_P(adam_block)(u, 0, s, g);
 }
 
 /* Opens and updates a stretch in one pass. Returns 0 and changes nothing for another kind. */
@@ -17804,7 +17764,7 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
     for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
-    s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
+    s->roots = bytes;
     for (i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
     return 1;
 }
@@ -31993,13 +31953,13 @@ static void mixpi_crew_verdict(
 /* Fields that not all kinds have. */
 enum {
     MIXPI_HAS_BETA1 = 1, MIXPI_HAS_BETA2 = 2, MIXPI_HAS_EPS = 4, MIXPI_HAS_MOMENTUM = 8,
-    MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32, MIXPI_HAS_ORDER = 64,
+    MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32,
     MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256, MIXPI_HAS_AMSGRAD = 512,
     MIXPI_HAS_CENTERED = 1024, MIXPI_HAS_DECOUPLED = 2048, MIXPI_HAS_SUM = 4096,
     MIXPI_HAS_MOMENTUM_DECAY = 8192,
     MIXPI_HAS_BETAS = MIXPI_HAS_BETA1 | MIXPI_HAS_BETA2,
     MIXPI_HAS_MOMENTS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS,
-    MIXPI_HAS_ADAMS = MIXPI_HAS_MOMENTS | MIXPI_HAS_ORDER | MIXPI_HAS_AMSGRAD
+    MIXPI_HAS_ADAMS = MIXPI_HAS_MOMENTS | MIXPI_HAS_AMSGRAD
 };
 
 /* A kind of optimizer: its name, the fields that it has, and its defaults. */
@@ -32295,7 +32255,6 @@ static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
     if ((lacks & MIXPI_HAS_MOMENTUM) && mixpi_is_set(d->momentum)) return "momentum";
     if ((lacks & MIXPI_HAS_DAMPENING) && mixpi_is_set(d->dampening)) return "dampening";
     if ((lacks & MIXPI_HAS_NESTEROV) && d->nesterov) return "nesterov";
-    if ((lacks & MIXPI_HAS_ORDER) && d->order) return "order";
     if ((lacks & MIXPI_HAS_CAUTIOUS) && d->cautious) return "cautious";
     if ((lacks & MIXPI_HAS_AMSGRAD) && d->amsgrad) return "amsgrad";
     if ((lacks & MIXPI_HAS_CENTERED) && d->centered) return "centered";
@@ -32349,8 +32308,6 @@ static const char *mixpi_optimizer_desc_wrong(
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_is_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
-    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
-    if (d->amsgrad && d->order) wrong = "amsgrad needs order MIXP_ADAM_ORDER_TORCH";
     if (d->centered && d->states.v != MIXP_MOMENT_F32)
         wrong =
             "centered subtracts two moments, which must be f32: set states.v to MIXP_MOMENT_F32";
@@ -32417,7 +32374,6 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
     mixp_step_plan plan;
     memset(&plan, 0, sizeof plan);
     plan.kind = d->kind;
-    plan.order = d->order;
     plan.max_norm = d->max_norm;
     plan.schedule = d->schedule;
     plan.groups[0] = mixpi_group_kept(d->kind, &group);
@@ -43089,7 +43045,7 @@ static void mixpi_group_settings(const mixp_param_group *g, double *all) {
 /* The settings of an optimizer, then those of Muon and of delayed scaling, which are 0 where they
  * are not in use. The last three settings are hashes. */
 static const char *const mixpi_setting_names[] = {
-    "kind", "order", "max_norm", "cautious", "schedule.kind", "schedule.warmup", "schedule.total",
+    "kind", "max_norm", "cautious", "schedule.kind", "schedule.warmup", "schedule.total",
     "schedule.min_factor", "schedule.gamma", "schedule.every", "schedule.decay",
     "schedule.start_factor", "spike.of", "spike.window", "spike.max_in_a_row", "spike.z",
     "states.m", "states.v", "states.master", "max_norm of mixp_clip_grad_norm (-1: no call)",
@@ -43104,7 +43060,7 @@ static const char *const mixpi_setting_names[] = {
 
 enum {
     MIXPI_OWN_SETTINGS = sizeof mixpi_setting_names / sizeof mixpi_setting_names[0],
-    MIXPI_PLAN_SETTINGS = 34,
+    MIXPI_PLAN_SETTINGS = 33,
     MIXPI_BUFFERS_SETTING = MIXPI_OWN_SETTINGS - 2,
     MIXPI_SETTINGS = MIXPI_OWN_SETTINGS + MIXP_MAX_GROUPS * MIXPI_GROUP_SETTINGS
 };
@@ -43116,17 +43072,17 @@ static double mixpi_milestones_hash(const mixp_schedule *s) {
 
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
     const mixp_step_plan *p = &o->plan;
-    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind, (double)p->order, p->max_norm,
-        (double)p->cautious, (double)p->schedule.kind, (double)p->schedule.warmup,
-        (double)p->schedule.total, p->schedule.min_factor, p->schedule.gamma,
-        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
-        (double)p->spike.of, (double)p->spike.window, (double)p->spike.max_in_a_row, p->spike.z,
-        (double)o->states.m, (double)o->states.v, (double)o->states.master,
-        o->clipped ? o->clip_norm : -1.0, (double)p->n_groups, (double)o->count,
-        (double)p->maximize, (double)p->amsgrad, (double)p->centered, (double)p->decoupled,
-        (double)o->initial_sum, (double)(o->no_master != 0), p->schedule.power,
-        (double)p->schedule.growth, mixpi_milestones_hash(&p->schedule), p->schedule.pct_start,
-        (double)p->schedule.linear, (double)p->schedule.three_phase };
+    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind, p->max_norm, (double)p->cautious,
+        (double)p->schedule.kind, (double)p->schedule.warmup, (double)p->schedule.total,
+        p->schedule.min_factor, p->schedule.gamma, (double)p->schedule.every,
+        (double)p->schedule.decay, p->schedule.start_factor, (double)p->spike.of,
+        (double)p->spike.window, (double)p->spike.max_in_a_row, p->spike.z, (double)o->states.m,
+        (double)o->states.v, (double)o->states.master, o->clipped ? o->clip_norm : -1.0,
+        (double)p->n_groups, (double)o->count, (double)p->maximize, (double)p->amsgrad,
+        (double)p->centered, (double)p->decoupled, (double)o->initial_sum,
+        (double)(o->no_master != 0), p->schedule.power, (double)p->schedule.growth,
+        mixpi_milestones_hash(&p->schedule), p->schedule.pct_start, (double)p->schedule.linear,
+        (double)p->schedule.three_phase };
     memcpy(all, own, sizeof own);
 }
 

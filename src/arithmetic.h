@@ -77,11 +77,6 @@ typedef struct mixp_schedule {
     void              *user;
 } mixp_schedule;
 
-typedef enum mixp_adam_order {
-    MIXP_ADAM_ORDER_TORCH,           /* decay first; denominator sqrt(v)/sqrt(bc2) + eps        */
-    MIXP_ADAM_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
-} mixp_adam_order;
-
 /* How a moment is stored; each comment begins with the bytes per element. The arithmetic is always
  * f32. Storing rounds stochastically: up with a probability equal to the part cut off. Rounding to
  * nearest would freeze a moment that changes by less than half a step of its format. */
@@ -386,7 +381,6 @@ enum { MIXPI_FACTORS = 16 };
 /* The host's instructions for one step. */
 typedef struct mixp_step_plan {
     mixp_optimizer_kind     kind;
-    mixp_adam_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are unscaled already                   */
     int32_t       age;          /* how many scales ago the gradients were scaled; 0 if
@@ -419,14 +413,13 @@ typedef struct mixp_step_plan {
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
  * rest1 is 1 - dampening. */
 typedef struct mixp_step_scalars {
-    mixp_adam_order order;
     int32_t    nesterov, cautious;
     float factor;               /* factor of gradients: 1/scale times the clip; `maximize`: < 0 */
     float l2;                   /* weight decay added to the gradient                      */
-    float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
+    float decay;                /* decoupled: lr * weight_decay                            */
     float beta1, rest1, beta2, rest2, momentum, eps;
-    float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
-    float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
+    float rate;                 /* Adam: lr / bc1; SGD: lr                                 */
+    float scale_m, scale_v;     /* Adam: 1 and 1/sqrt(bc2)                                 */
     float scale_g;              /* NAdam: factor of the gradient in the numerator; others: 0 */
 } mixp_step_scalars;
 

@@ -22,16 +22,10 @@ MIXPREC_HD void mixpi_adam_element(const mixp_step_scalars *u, float grad, float
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio, decay;
     *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    if (u->order == MIXP_ADAM_ORDER_APEX) {
-        ratio = (*m * u->scale_m) / (MIXPI_LIBM(sqrtf)(*v * u->scale_v) + u->eps);
-        decay = mixpi_decay_of(u, ratio, *p);
-        *p = mixpi_fmaf(-u->rate, mixpi_fmaf(decay, *p, ratio), *p);
-    } else {
-        ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
-        decay = mixpi_decay_of(u, ratio, *p);
-        *p = mixpi_fmaf(-decay, *p, *p);
-        *p = mixpi_fmaf(-u->rate, ratio, *p);
-    }
+    ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
+    decay = mixpi_decay_of(u, ratio, *p);
+    *p = mixpi_fmaf(-decay, *p, *p);
+    *p = mixpi_fmaf(-u->rate, ratio, *p);
 }
 
 /* One element of SGD. m: NULL without momentum. */

@@ -55,7 +55,6 @@ typedef struct mixp_optimizer_desc {
     double        dampening;    /* SGD                                                     */
     int           nesterov;     /* SGD (needs momentum and dampening 0), Muon              */
     double        max_norm;     /* clips by global norm inside the step; 0 = off           */
-    mixp_adam_order order;      /* Adam, AdamW: MIXP_ADAM_ORDER_TORCH                      */
     int           cautious;     /* AdamW, Lion, Muon. 1: decays only weights that the update moves
                                    towards 0                                               */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
@@ -68,7 +67,7 @@ typedef struct mixp_optimizer_desc {
     mixp_muon_settings muon;    /* Muon                                                    */
     int           maximize;     /* 1: steps increase the loss, as for a reward             */
     int           amsgrad;      /* Adam, AdamW. 1: divides by the largest v so far; keeps one
-                                   more state, in f32; needs MIXP_ADAM_ORDER_TORCH         */
+                                   more state, in f32                                      */
     int           centered;     /* RMSprop. 1: divides by the standard deviation; keeps the mean
                                    gradient as one more state, in f32; states.v must be f32 */
     int           decoupled;    /* NAdam, RAdam. 1: weight_decay is decoupled, as AdamW's   */

@@ -25,22 +25,16 @@ MIXPREC_HD mixpi_beta_powers mixpi_beta_powers_of(const mixp_param_group *g, int
     return b;
 }
 
-/* The scalars of Adam's update, with bias corrections. torch divides the rate by bc1 and sqrt(v) by
- * sqrt(bc2); apex divides m and v. */
+/* The scalars of Adam's update, with bias corrections: the rate is divided by bc1, and sqrt(v) by
+ * sqrt(bc2). */
 MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr,
                                   const mixpi_beta_powers *b, mixp_step_scalars *u) {
     const double bc1 = 1.0 - b->first, bc2 = 1.0 - b->second;
     u->beta1 = (float)g->beta1;
     u->rest1 = (float)(1.0 - g->beta1);
-    if (u->order == MIXP_ADAM_ORDER_APEX) {
-        u->rate = (float)lr;
-        u->scale_m = (float)(1.0 / bc1);
-        u->scale_v = (float)(1.0 / bc2);
-    } else {
-        u->rate = (float)(lr / bc1);
-        u->scale_m = 1.0f;
-        u->scale_v = (float)(1.0 / MIXPI_LIBM(sqrt)(bc2));
-    }
+    u->rate = (float)(lr / bc1);
+    u->scale_m = 1.0f;
+    u->scale_v = (float)(1.0 / MIXPI_LIBM(sqrt)(bc2));
 }
 
 /* NAdam's part: the numerator is scale_g g + scale_m m. The momentum of step i is beta1 (1 -
@@ -110,9 +104,9 @@ MIXPREC_HD int mixpi_is_adam(mixp_optimizer_kind kind)
 
 MIXPREC_HD void mixpi_update_decay(const mixp_step_plan *plan, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
-    int decoupled = mixpi_is_decoupled(plan), apex = u->order == MIXP_ADAM_ORDER_APEX;
+    const int decoupled = mixpi_is_decoupled(plan);
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
-    u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
+    u->decay = !decoupled ? 0.0f : (float)(lr * g->weight_decay);
 }
 
 /* The scalars of Adam and its relatives. */
@@ -147,7 +141,6 @@ MIXPREC_HD void mixpi_step_scalars_of(const mixp_step_plan *plan,
                                      mixp_step_scalars *u) {
     const mixp_param_group *g = &plan->groups[group];
     double lr = mixpi_plan_lr(plan, g->lr, state->applied - 1);
-    u->order = plan->order;
     u->nesterov = g->nesterov;
     u->cautious = plan->cautious;
     u->factor = (float)(plan->maximize ? -state->factor : state->factor);

@@ -181,7 +181,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
         mixpi_v d = MIXPI_P(small_moment)(b.v, size, 1, v_scale, k);
         mixpi_v w = b.rest ? MIXPI_P(small_master)(&b, k) : mixpi_vload(p + k);
-        w = MIXPI_P(adam)(u, MIXPI_P(form_any), mixpi_vload(g + i + k), w, &c, &d, &root);
+        w = MIXPI_P(adam)(u, u->cautious, mixpi_vload(g + i + k), w, &c, &d, &root);
         MIXPI_P(small_words)(key, b.first, k, s->word + i);
         mixpi_vstore(p + k, w);
         mixpi_vstore(m + k, c);
@@ -298,7 +298,6 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
     mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
     __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
     float *m = s->m + i, *v = s->v + i, *p = s->p + i, *words = s->word + i;
-    const int roots = s->roots;
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         const mixpi_vbits word = mixpi_vstate_word(key, place);
@@ -306,8 +305,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         mixpi_v c = mixpi_vmul(MIXPI_P(bytes_m)(b->m + k), unit);
         mixpi_v d = MIXPI_P(bytes_v)(b->v + k, base), root;
         mixpi_v g = MIXPI_P(bytes_grad)(grad, b->first + k);
-        w = MIXPI_P(adam)(&own, MIXPI_P(form_any), g, w, &c, &d, &root);
-        if (!roots) root = mixpi_vsqrt(d);
+        w = MIXPI_P(adam)(&own, own.cautious, g, w, &c, &d, &root);
         m_top = _mm512_max_epu32(m_top, (__m512i)mixpi_vabs(c));
         v_top = _mm512_max_epu32(v_top, (__m512i)root);
         mixpi_vstore(p + k, w);
@@ -341,15 +339,13 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
     }
 
     /* All blocks are usual. */
-    s->roots = u->order != MIXP_ADAM_ORDER_APEX;
+    s->roots = 1;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
         MIXPI_P(small_ask)(&b);
         MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
         if (MIXPI_P(bytes_adam)(s, &b, i, u, grad)) s->closed |= 1u << i / MIXP_STATE_BLOCK;
     }
-
-    s->roots = 1;
     return 1;
 }
 #else
@@ -438,11 +434,9 @@ MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind 
 
 MIXPI_F void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
                                    const float *g) {
-    const int apex = u->order == MIXP_ADAM_ORDER_APEX;
-    s->roots = !apex && s->row->v_dtype == MIXP_U8;
-    if (u->cautious) MIXPI_P(adam_block)(u, MIXPI_P(form_any), s, g);
-    else if (apex) MIXPI_P(adam_block)(u, MIXPI_P(form_apex), s, g);
-    else MIXPI_P(adam_block)(u, MIXPI_P(form_torch), s, g);
+    s->roots = s->row->v_dtype == MIXP_U8;
+    if (u->cautious) MIXPI_P(adam_block)(u, 1, s, g);
+    else MIXPI_P(adam_block)(u, 0, s, g);
 }
 
 /* Opens and updates a stretch in one pass. Returns 0 and changes nothing for another kind. */
@@ -455,7 +449,7 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
     for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
-    s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
+    s->roots = bytes;
     for (i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
     return 1;
 }

@@ -113,37 +113,24 @@ MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v
     return mixpi_vselect_gt(none, mixpi_vmul(update, p), none, decay);
 }
 
-/* 16 elements of mixpi_adam_element, with the same operations in the same order. form: one of the
- * two specialised forms, or any: as u says. root: the root of the second moment, in PyTorch's
- * order; 1-byte states store it. */
-enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
-MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
+/* 16 elements of mixpi_adam_element, with the same operations in the same order. cautious: that of
+ * u, or 0. root: the root of the second moment; 1-byte states store it. */
+MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int cautious, mixpi_v g, mixpi_v p,
                               mixpi_v *m, mixpi_v *v, mixpi_v *root) {
-    const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
-    const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
-    mixpi_v ratio, decay, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
+    mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
     *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
 
-    /* Apex takes the root of the corrected moment, and decays in the step. */
-    if (apex) {
-        ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
-        ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
-        decay = MIXPI_P(decay)(u, cautious, ratio, p);
-        *root = *v;
-        return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
-    }
-
-    /* PyTorch corrects the root, and decays the weight before the step. */
+    /* As PyTorch: corrects the root, and decays the weight before the step. */
     *root = mixpi_vsqrt(*v);
     ratio = mixpi_vdiv(*m, mixpi_vfma(*root, mixpi_vset(u->scale_v), eps));
     p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
     return mixpi_vfma(rate, ratio, p);
 }
 
-/* roots: stores the root of v in place of v, in PyTorch's order. */
-MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
+/* roots: stores the root of v in place of v. */
+MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int cautious,
                                  const mixpi_stretch *s, const float *g) {
     float *p = s->p, *m = s->m, *v = s->v;
     const int roots = s->roots, n = s->n, ahead = MIXPI_P(ahead)();
@@ -154,7 +141,7 @@ MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
         b = MIXPI_P(stream)(v + i, ahead);
         d = MIXPI_P(stream)(g + i, ahead);
         w = MIXPI_P(stream)(p + i, ahead);
-        w = MIXPI_P(adam)(u, form, d, w, &a, &b, &root);
+        w = MIXPI_P(adam)(u, cautious, d, w, &a, &b, &root);
         mixpi_vstore(p + i, w); mixpi_vstore(m + i, a);
         mixpi_vstore(v + i, roots ? root : b);
     }

@@ -5,13 +5,13 @@
 /* Fields that not all kinds have. */
 enum {
     MIXPI_HAS_BETA1 = 1, MIXPI_HAS_BETA2 = 2, MIXPI_HAS_EPS = 4, MIXPI_HAS_MOMENTUM = 8,
-    MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32, MIXPI_HAS_ORDER = 64,
+    MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32,
     MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256, MIXPI_HAS_AMSGRAD = 512,
     MIXPI_HAS_CENTERED = 1024, MIXPI_HAS_DECOUPLED = 2048, MIXPI_HAS_SUM = 4096,
     MIXPI_HAS_MOMENTUM_DECAY = 8192,
     MIXPI_HAS_BETAS = MIXPI_HAS_BETA1 | MIXPI_HAS_BETA2,
     MIXPI_HAS_MOMENTS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS,
-    MIXPI_HAS_ADAMS = MIXPI_HAS_MOMENTS | MIXPI_HAS_ORDER | MIXPI_HAS_AMSGRAD
+    MIXPI_HAS_ADAMS = MIXPI_HAS_MOMENTS | MIXPI_HAS_AMSGRAD
 };
 
 /* A kind of optimizer: its name, the fields that it has, and its defaults. */
@@ -307,7 +307,6 @@ static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
     if ((lacks & MIXPI_HAS_MOMENTUM) && mixpi_is_set(d->momentum)) return "momentum";
     if ((lacks & MIXPI_HAS_DAMPENING) && mixpi_is_set(d->dampening)) return "dampening";
     if ((lacks & MIXPI_HAS_NESTEROV) && d->nesterov) return "nesterov";
-    if ((lacks & MIXPI_HAS_ORDER) && d->order) return "order";
     if ((lacks & MIXPI_HAS_CAUTIOUS) && d->cautious) return "cautious";
     if ((lacks & MIXPI_HAS_AMSGRAD) && d->amsgrad) return "amsgrad";
     if ((lacks & MIXPI_HAS_CENTERED) && d->centered) return "centered";
@@ -361,8 +360,6 @@ static const char *mixpi_optimizer_desc_wrong(
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_is_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
-    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
-    if (d->amsgrad && d->order) wrong = "amsgrad needs order MIXP_ADAM_ORDER_TORCH";
     if (d->centered && d->states.v != MIXP_MOMENT_F32)
         wrong =
             "centered subtracts two moments, which must be f32: set states.v to MIXP_MOMENT_F32";
@@ -429,7 +426,6 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
     mixp_step_plan plan;
     memset(&plan, 0, sizeof plan);
     plan.kind = d->kind;
-    plan.order = d->order;
     plan.max_norm = d->max_norm;
     plan.schedule = d->schedule;
     plan.groups[0] = mixpi_group_kept(d->kind, &group);

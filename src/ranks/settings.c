@@ -32,7 +32,7 @@ static void mixpi_group_settings(const mixp_param_group *g, double *all) {
 /* The settings of an optimizer, then those of Muon and of delayed scaling, which are 0 where they
  * are not in use. The last three settings are hashes. */
 static const char *const mixpi_setting_names[] = {
-    "kind", "order", "max_norm", "cautious", "schedule.kind", "schedule.warmup", "schedule.total",
+    "kind", "max_norm", "cautious", "schedule.kind", "schedule.warmup", "schedule.total",
     "schedule.min_factor", "schedule.gamma", "schedule.every", "schedule.decay",
     "schedule.start_factor", "spike.of", "spike.window", "spike.max_in_a_row", "spike.z",
     "states.m", "states.v", "states.master", "max_norm of mixp_clip_grad_norm (-1: no call)",
@@ -47,7 +47,7 @@ static const char *const mixpi_setting_names[] = {
 
 enum {
     MIXPI_OWN_SETTINGS = sizeof mixpi_setting_names / sizeof mixpi_setting_names[0],
-    MIXPI_PLAN_SETTINGS = 34,
+    MIXPI_PLAN_SETTINGS = 33,
     MIXPI_BUFFERS_SETTING = MIXPI_OWN_SETTINGS - 2,
     MIXPI_SETTINGS = MIXPI_OWN_SETTINGS + MIXP_MAX_GROUPS * MIXPI_GROUP_SETTINGS
 };
@@ -59,17 +59,17 @@ static double mixpi_milestones_hash(const mixp_schedule *s) {
 
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
     const mixp_step_plan *p = &o->plan;
-    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind, (double)p->order, p->max_norm,
-        (double)p->cautious, (double)p->schedule.kind, (double)p->schedule.warmup,
-        (double)p->schedule.total, p->schedule.min_factor, p->schedule.gamma,
-        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
-        (double)p->spike.of, (double)p->spike.window, (double)p->spike.max_in_a_row, p->spike.z,
-        (double)o->states.m, (double)o->states.v, (double)o->states.master,
-        o->clipped ? o->clip_norm : -1.0, (double)p->n_groups, (double)o->count,
-        (double)p->maximize, (double)p->amsgrad, (double)p->centered, (double)p->decoupled,
-        (double)o->initial_sum, (double)(o->no_master != 0), p->schedule.power,
-        (double)p->schedule.growth, mixpi_milestones_hash(&p->schedule), p->schedule.pct_start,
-        (double)p->schedule.linear, (double)p->schedule.three_phase };
+    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind, p->max_norm, (double)p->cautious,
+        (double)p->schedule.kind, (double)p->schedule.warmup, (double)p->schedule.total,
+        p->schedule.min_factor, p->schedule.gamma, (double)p->schedule.every,
+        (double)p->schedule.decay, p->schedule.start_factor, (double)p->spike.of,
+        (double)p->spike.window, (double)p->spike.max_in_a_row, p->spike.z, (double)o->states.m,
+        (double)o->states.v, (double)o->states.master, o->clipped ? o->clip_norm : -1.0,
+        (double)p->n_groups, (double)o->count, (double)p->maximize, (double)p->amsgrad,
+        (double)p->centered, (double)p->decoupled, (double)o->initial_sum,
+        (double)(o->no_master != 0), p->schedule.power, (double)p->schedule.growth,
+        mixpi_milestones_hash(&p->schedule), p->schedule.pct_start, (double)p->schedule.linear,
+        (double)p->schedule.three_phase };
     memcpy(all, own, sizeof own);
 }
 

@@ -71,14 +71,13 @@ static void *scratch(void *user, size_t bytes) {
     return bytes <= sizeof room ? room : NULL;
 }
 
-static mixp_step_plan plan_of(int apex, int cautious) {
+static mixp_step_plan plan_of(int cautious) {
     mixp_step_plan plan;
     mixp_param_group *g = &plan.groups[0];
     memset(&plan, 0, sizeof plan);
     plan.kind = MIXP_OPTIMIZER_ADAMW;
     plan.n_groups = 1;
     plan.seed = 5;
-    plan.order = apex ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
     plan.cautious = cautious;
     g->lr = 1e-3;
     g->beta1 = 0.9;
@@ -158,9 +157,9 @@ static void fill(states *s, uint32_t m_scale, uint32_t v_scale, int special) {
     memset(s->v_scale, (int)v_scale, BLOCKS);
 }
 
-static void steps_agree(uint32_t m_scale, uint32_t v_scale, int special, int apex, int cautious) {
+static void steps_agree(uint32_t m_scale, uint32_t v_scale, int special, int cautious) {
     static states start, want, got;
-    const mixp_step_plan plan = plan_of(apex, cautious);
+    const mixp_step_plan plan = plan_of(cautious);
     const mixp_device *cpu;
     int isa, t, block;
     fill(&start, m_scale, v_scale, special);
@@ -186,8 +185,8 @@ static void test_every_code(void) {
     for (master = 0; master < 3; master++)
         for (m = 0; m < 13; m++) for (v = 0; v < 7; v++, k++) {
             master_dtype = masters[master];
-            steps_agree(m_scales[m], v_scales[v], 0, k % 3 == 1, k % 5 == 2);
-            if (k % 4 == 0) steps_agree(m_scales[m], v_scales[v], 1, k % 3 == 1, 0);
+            steps_agree(m_scales[m], v_scales[v], 0, k % 5 == 2);
+            if (k % 4 == 0) steps_agree(m_scales[m], v_scales[v], 1, 0);
         }
 }
 

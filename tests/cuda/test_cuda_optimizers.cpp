@@ -289,10 +289,10 @@ static void clip(void) { in_all_schedules(clip_body); }
 
 /* --- prepare, advance -------------------------------------------------------------------- */
 
-static mixp_step_plan plan_of(mixp_optimizer_kind kind, mixp_adam_order order) {
+static mixp_step_plan plan_of(mixp_optimizer_kind kind) {
     mixp_step_plan p;
     memset((void *)&p, 0, sizeof p);
-    p.kind = kind; p.order = order;
+    p.kind = kind;
     p.check = 1; p.gathered = 1; p.n_groups = 3;
     p.schedule.kind = MIXP_SCHEDULE_COSINE; p.schedule.warmup = 3; p.schedule.total = 20;
     p.schedule.min_factor = 0.1;
@@ -331,8 +331,7 @@ static void prepare_body(void) {
     CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
     rule.growth_interval = 2;
     for (int i = 0; i < 56; i++) {
-        mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % (MIXP_OPTIMIZER_MUON + 1)),
-                                   (mixp_adam_order)(i % 2));
+        mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % (MIXP_OPTIMIZER_MUON + 1)));
         mixp_step_state s = step_state();
         p.schedule.kind = (mixp_schedule_kind)(i % (MIXP_SCHEDULE_FUNCTION + 1));
         p.schedule.gamma = 0.97; p.schedule.every = 2; p.schedule.decay = 9;
@@ -425,7 +424,7 @@ static void spikes_body(void) {
     scaler.set(scaler_state(65536.0f));
     step.set(step_state());
     for (int i = 0; i < 60; i++) {
-        mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH);
+        mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW);
         mixp_step_state s = step.cpu;
         p.spike.of = MIXP_SPIKE_BOTH; p.spike.window = WINDOW; p.spike.z = 4.0;
         p.spike.max_in_a_row = 3;
@@ -468,7 +467,7 @@ static void gather_prepares_body(void) {
     two.set(step_state());
     one.set(step_state());
     for (int i = 0; i < 12; i++) {
-        mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % 3), (mixp_adam_order)(i % 2));
+        mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % 3));
         int looks = i % 4 == 1, with = i != 3;
         p.max_norm = i % 2 ? 0.0 : 10.0;
         p.look_only = looks;
@@ -538,12 +537,12 @@ static void new_gradients(Table &t, double scale) {
 }
 
 /* Steps of a training run; the third has an overflow. */
-static void train(mixp_optimizer_kind kind, mixp_adam_order order, int check, int steps) {
+static void train(mixp_optimizer_kind kind, int check, int steps) {
     Table t = parameters(kind == MIXP_OPTIMIZER_SGD, 1);
     Step step;
     Scaler scaler;
     mixp_scaler_rule rule;
-    mixp_step_plan p = plan_of(kind, order);
+    mixp_step_plan p = plan_of(kind);
     p.check = check;
     CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
     step.set(step_state());
@@ -573,24 +572,20 @@ static void train(mixp_optimizer_kind kind, mixp_adam_order order, int check, in
     scaler.release();
     drop(t);
 }
-static void adam_body(void) { train(MIXP_OPTIMIZER_ADAM, MIXP_ADAM_ORDER_TORCH, 1, 3); }
+static void adam_body(void) { train(MIXP_OPTIMIZER_ADAM, 1, 3); }
 static void adam(void) { in_all_schedules(adam_body); }
-static void adamw_body(void) { train(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH, 1, 5); }
+static void adamw_body(void) { train(MIXP_OPTIMIZER_ADAMW, 1, 5); }
 static void adamw(void) { in_all_schedules(adamw_body); }
-static void adamw_apex_body(void) { train(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_APEX, 1, 4); }
-static void adamw_apex(void) { in_all_schedules(adamw_apex_body); }
-static void adam_apex_body(void) { train(MIXP_OPTIMIZER_ADAM, MIXP_ADAM_ORDER_APEX, 1, 2); }
-static void adam_apex(void) { in_all_schedules(adam_apex_body); }
-static void sgd_body(void) { train(MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, 1, 5); }
+static void sgd_body(void) { train(MIXP_OPTIMIZER_SGD, 1, 5); }
 static void sgd(void) { in_all_schedules(sgd_body); }
 /* Inf goes into the weights, as in PyTorch. */
-static void unchecked_body(void) { train(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH, 0, 3); }
+static void unchecked_body(void) { train(MIXP_OPTIMIZER_ADAMW, 0, 3); }
 static void unchecked(void) { in_all_schedules(unchecked_body); }
 
 /* After a skipped step every byte is what it was. */
 static void skipped_body(void) {
     Table t = parameters(0, 0);
-    mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH);
+    mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW);
     mixp_step_state s = step_state();
     Step step;
     std::vector<unsigned char> before, after;
@@ -618,7 +613,7 @@ static void skipped(void) { in_all_schedules(skipped_body); }
 /* A captured step, replayed: the overflow of its second run is skipped inside. */
 static void captured_body(void) {
     Table t = parameters(0, 1);
-    mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH);
+    mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW);
     mixp_scaler_rule rule;
     Step step;
     Scaler scaler;
@@ -693,8 +688,6 @@ int main(void) {
     RUN(gather_prepares);
     RUN(adam);
     RUN(adamw);
-    RUN(adamw_apex);
-    RUN(adam_apex);
     RUN(sgd);
     RUN(unchecked);
     RUN(skipped);

@@ -178,7 +178,6 @@ static inline mixp_optimizer_desc args_adam(const mixp_optimizer_desc *a) {
     d.eps = a->eps;
     d.weight_decay = a->weight_decay;
     d.max_norm = a->max_norm;
-    d.order = a->order;
     d.no_master = a->no_master;
     d.zero_grad = a->zero_grad;
     d.schedule = a->schedule;

@@ -24,7 +24,6 @@ static double number = 0.5;
     X(no_option, (void)d)             X(momentum, d->momentum = 0.9)          X(no_momentum, d->momentum = 0)         \
     X(dampening, (d->momentum = 0.9, d->dampening = 0.25))                                                            \
     X(nesterov, (d->momentum = 0.9, d->nesterov = 1))                         X(max_norm, d->max_norm = 0.25)         \
-    X(order, d->order = MIXP_ADAM_ORDER_APEX)                                                                         \
     X(cautious, d->cautious = 1)      X(no_master, d->no_master = 1)          X(zero_grad, d->zero_grad = 1)          \
     X(weight_decay, d->weight_decay = 0.125)                                  X(maximize, d->maximize = 1)            \
     X(amsgrad, d->amsgrad = 1)        X(centered, d->centered = 1)            X(decoupled, d->decoupled = 1)          \

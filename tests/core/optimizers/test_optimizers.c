@@ -37,29 +37,27 @@ enum { N = 500, STEPS = 60 };
 
 typedef struct reference { double p, m, v; } reference;
 
-/* The formulas of torch.optim.Adam and AdamW, and of apex's FusedAdam. */
+/* The formulas of torch.optim.Adam and AdamW. */
 static void adam_reference(reference *r, double g, const mixp_optimizer_desc *d, int decoupled, int t) {
     double bc1 = 1.0 - pow(d->beta1, t), bc2 = 1.0 - pow(d->beta2, t), update;
     if (!decoupled) g += d->weight_decay * r->p;
-    if (decoupled && d->order == MIXP_ADAM_ORDER_TORCH) r->p -= d->lr * d->weight_decay * r->p;
+    if (decoupled) r->p -= d->lr * d->weight_decay * r->p;
     r->m = d->beta1 * r->m + (1.0 - d->beta1) * g;
     r->v = d->beta2 * r->v + (1.0 - d->beta2) * g * g;
     update = (r->m / bc1) / (sqrt(r->v / bc2) + d->eps);
-    if (decoupled && d->order == MIXP_ADAM_ORDER_APEX) update += d->weight_decay * r->p;
     r->p -= d->lr * update;
 }
 
 static void test_adam(void) {
     mixp_context *ctx;
-    int isa, kind, order, i, t;
+    int isa, kind, i, t;
     EACH_ISA(isa, ctx) {
-        for (kind = 0; kind < 2; kind++) for (order = 0; order < 2; order++) {
+        for (kind = 0; kind < 2; kind++) {
             static float w[N], g[N];
             static reference ref[N];
             mixp_optimizer_desc d = mixp_adamw_defaults();
             mixp_optimizer_desc adam;
             mixp_optimizer *opt;
-            d.order = order ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
             d.weight_decay = 0.1;
             d.lr = 3e-3;
             adam = args_adam(&d);
@@ -74,7 +72,8 @@ static void test_adam(void) {
                 }
                 CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
             }
-            for (i = 0; i < N; i++) CHECK_NEAR(w[i], ref[i].p, 1e-6);
+            /* A weight of about 1 is rounded once per step, by up to 2^-25. */
+            for (i = 0; i < N; i++) CHECK_NEAR(w[i], ref[i].p, ldexp(STEPS, -25));
             CHECK_INT(mixp_optimizer_applied(opt), STEPS);
         }
         mixp_context_free(ctx);
@@ -144,7 +143,6 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
     mixp_tensor *w, *g;
     int i, t;
     a.max_norm = s.max_norm = 1.0;
-    a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
     s.momentum = 0.9;
     s.nesterov = 1;
     opt = kind == 2 ? mixp_optimizer_new(ctx, &s) : mixp_optimizer_new(ctx, &a);
@@ -207,7 +205,6 @@ static void test_element_bits(void) {
             mixp_optimizer_desc s = mixp_sgd_defaults();
             mixp_optimizer *opt;
             const mixp_step_scalars *u;
-            a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
             s.momentum = kind == 3 ? 0.9 : 0.0;
             s.weight_decay = 0.01;
             opt = kind < 2 ? mixp_optimizer_new(ctx, &a) : mixp_optimizer_new(ctx, &s);
@@ -799,7 +796,6 @@ static mixp_optimizer *optimizer_of(mixp_context *ctx, int kind, int zero_grad) 
     mixp_optimizer_desc adam;
     mixp_optimizer_desc s = mixp_sgd_defaults();
     a.zero_grad = s.zero_grad = zero_grad;
-    a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
     adam = args_adam(&a);
     s.momentum = kind == 3 ? 0.9 : 0.0;
     return kind == 0 ? mixp_optimizer_new(ctx, &adam) : kind == 1 ? mixp_optimizer_new(ctx, &a)
@@ -1014,7 +1010,7 @@ static void test_errors(void) {
         case 8: a.schedule.kind = s.schedule.kind = MIXP_SCHEDULE_COSINE; break;
         case 9: a.schedule.min_factor = s.schedule.min_factor = 2.0; break;
         case 10: a.max_norm = s.max_norm = (double)nan; break;
-        default: memset(&a.order, 0x77, sizeof a.order); s.dampening = (double)nan; break;
+        default: a.beta1 = s.dampening = (double)nan; break;
         }
         CHECK(mixp_optimizer_new(ctx, &a) == NULL);
         adam = args_adam(&a);

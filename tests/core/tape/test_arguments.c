@@ -582,7 +582,6 @@ static void fields_of_other_kinds(void) {
     EXTRA(sgd, "SGD", beta1, 0.9);
     EXTRA(sgd, "SGD", beta2, nan64());
     EXTRA(sgd, "SGD", eps, 1e-8);
-    EXTRA(sgd, "SGD", order, MIXP_ADAM_ORDER_APEX);
     EXTRA(sgd, "SGD", cautious, 1);
     EXTRA(rmsprop, "RMSprop", beta1, 0.9);
     EXTRA(rmsprop, "RMSprop", nesterov, 1);
