@@ -522,7 +522,7 @@ static void mixpi_regions_of_walk(mixp_context *ctx) {
     if (i < open) ctx->casting->n_regions = i;
 }
 
-/* Closes blocks that were left by return, goto or break, and reports them. */
+/* Closes blocks that were left by return, goto, break or continue, and reports them. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
     int i = 0, open = (int)mixpi_min(mixpi_regions_count(ctx), MIXPI_REGIONS_ROOM);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
