@@ -5407,8 +5407,8 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
 /* Arguments for kernels, mixp_get and mixp_put. mixp_call_x is input i, mixp_call_y the result.
  * For backward, mixp_call_dy is the result's gradient, and mixp_call_dx the gradient of input i,
- * as mixp_call_grad returns it; dx also says whether to add. data is NULL if the tensor is
- * absent or not wanted. */
+ * as mixp_call_grad returns it; dx also holds `accumulate`. data is NULL if the tensor is absent or
+ * not wanted. */
 MIXPREC_API mixp_in  mixp_call_x(const mixp_call *c, int i);
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c);
 MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c);
@@ -7604,8 +7604,8 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
 }
 /* --- the floating-point mode of a thread ------------------------------------------------- *
  *
- * One register says how a thread rounds, whether it flushes subnormals, and which exceptions trap.
- * A host may let them trap (feenableexcept, -ffpe-trap). Loss scaling overflows by design, so
+ * One register controls how a thread rounds, whether it flushes subnormals, and which exceptions
+ * trap. A host may let them trap (feenableexcept, -ffpe-trap). Loss scaling overflows by design, so
  * kernels run with traps off. All threads of a loop run in the mode of the thread that called.
  * Without such a register here (neither x86 nor AArch64), all three functions do nothing.
  */
@@ -7664,7 +7664,7 @@ static mixpi_float_mode mixpi_float_calm(void) {
  *
  * Kernels are written once, in plain functions over vectors of 16 floats, and compiled once
  * per instruction set: the section between MIXPI_PASS and its #endif is included again for
- * each. MIXPI_P(name) gives a function its set's suffix.
+ * each. MIXPI_P(name) appends the set's suffix to a function's name.
  *
  * If results must be bit-identical, a product that feeds a sum is an explicit vfma: compilers
  * may contract the two-step form on one instruction set and not on another.
@@ -8276,7 +8276,7 @@ static void mixpi_map_plan(mixpi_map *m) {
 static int64_t mixpi_map_block(const mixpi_map *m)
 { return mixpi_min(m->width, m->cols > 0 ? m->cols : 1); }
 
-/* Cuts the rows into runs. If outputs are few, runs are short, to give all threads work. */
+/* Cuts the rows into runs. If outputs are few, runs are short, so that all threads have work. */
 static void mixpi_sum_plan(mixpi_sum *s) {
     mixpi_map *m = &s->map;
     mixpi_map_plan(m);
@@ -9853,7 +9853,7 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     if (work < part * (double)threads) threads = 1 + (int64_t)(work / part);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
-    /* Otherwise take the cheapest cut. */
+    /* Otherwise use the cheapest cut. */
     int64_t most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
     int64_t most_n = mixpi_min(job->bands, least_n + threads);
     for (int64_t m = least_m; m <= most_m; m++)
@@ -10844,7 +10844,7 @@ MIXPI_SELDOM_BEGIN
 #define MIXPI_KERNEL(name, starts, args, tasks)                                           \
     MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const args *k)                  \
     { return starts(x, k, tasks); }
-/* Does this set take AVX2's functions for codes below 16 bits? AVX-512's would be as fast. */
+/* Does this set use AVX2's functions for codes below 16 bits? AVX-512's would be as fast. */
 #define MIXPI_BORROWS (MIXPI_PASS == 2 && MIXPI_WITH_AVX2)
 /* Vectors stay in registers only if their functions are inlined. Plain C, -O0 and sanitizers do not
  * inline them: there speed matters less, and inlining would take minutes to compile. */
@@ -10890,7 +10890,7 @@ MIXPI_SMALL_BEGIN
  * mixpi_v is 16 floats: one register of AVX-512, two of AVX2, four of NEON, an array in plain C.
  * Each instruction set defines the operations on one register: functions mixpi_r... The operations
  * on 16 floats, functions mixpi_v..., are written once below; every kernel calls these. The list
- * below gives the names the suffix of the pass.
+ * below appends the pass's suffix to the names.
  *
  * vfma rounds once on every set. vmla may round twice, because a true fma is slow in plain C. vsum
  * adds in one fixed tree: halves, quarters, pairs. vmax and vmin return b if either is NaN, as on
@@ -11338,7 +11338,7 @@ MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i) {
 }
 
 /* mixpi_round_f32 to bf16 with stochastic rounding, on the bits of the f32. A carry out of the
- * mantissa gives the right exponent for every value. */
+ * mantissa produces the right exponent for every value. */
 MIXPI_V mixpi_vbits mixpi_vcode_random(mixpi_vbits u, int saturate, mixpi_vbits random) {
     const mixpi_vbits a = u & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
     mixpi_vbits code = (a + (~random >> 16)) >> 16;
@@ -11822,8 +11822,8 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
         mixpi_vput(to, d + i * out, mixpi_vget(from, s + i * in), 0);
 }
 
-/* Converts n floats to bf16 likewise. One instruction of AVX512_BF16 rounds 32 floats, but it takes
- * subnormals for 0: 32 floats with a subnormal are converted without it. */
+/* Converts n floats to bf16 likewise. One instruction of AVX512_BF16 rounds 32 floats, but it
+ * treats subnormals as 0: 32 floats with a subnormal are converted without it. */
 #if MIXPI_PASS == 2 && MIXPI_BF16
 /* Is one of 16 floats subnormal? (VFPCLASSPS says no if the host has set DAZ.) */
 MIXPI_V int MIXPI_P(has_subnormal)(mixpi_v x) {
@@ -13129,7 +13129,7 @@ MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t fir
     }
 }
 
-/* The only column of one o, along which the array is dense. */
+/* A single column of one o, along which the array is dense. */
 MIXPI_K void MIXPI_P(max_line)(const mixp_max_args *k, int64_t o, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
     MIXPI_BLOCKS(i, n, k->n) {
@@ -15544,10 +15544,10 @@ MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_ar
 MIXPI_SMALL_BEGIN
 /* --- attention -------------------------------------------------------------------------- *
  *
- * A forward task takes some queries of one head of one sequence. A backward task takes one head of
- * k and v with every head of q that uses it. A task widens its inputs to f32 and computes blocks of
- * MIXPI_QUERIES x MIXPI_KEYS scores with gemm's tiles. Blocks start at multiples of their size and
- * sums run in a fixed order, so the bits do not depend on how tasks are distributed.
+ * A forward task computes some queries of one head of one sequence. A backward task computes one
+ * head of k and v with every head of q that uses it. A task widens its inputs to f32 and computes
+ * blocks of MIXPI_QUERIES x MIXPI_KEYS scores with gemm's tiles. Blocks start at multiples of their
+ * size and sums run in a fixed order, so the bits do not depend on how tasks are distributed.
  */
 
 /* Computes c[m, n] by tiles. n is whole vectors; `all` has the three matrices and their strides. */
@@ -16062,7 +16062,7 @@ MIXPI_K void MIXPI_P(attention_met)(const mixpi_attention_grad_job *job,
     (h, rows, n, job->k->forward.scale, room->score_q + row, room->k_columns, room->p);
     MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
 
-    /* Weights and score gradients, then the three products that take them. */
+    /* Weights and score gradients, then the three products that read them. */
     MIXPI_P(block_grads)(job, room, m->at, rows, m->first);
     if (room->share.for_queries)
         MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
@@ -16993,7 +16993,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
         return;
     }
 
-    /* The three products that take them. */
+    /* The three products that read them. */
     if (room->plain.share.for_queries)
         MIXPI_P(tiled_add_by_queries)(h, n, m->rows, room->keys_over, room->g_over, dq);
     if (!room->plain.share.for_keys) return;
@@ -19064,7 +19064,7 @@ static int mixpi_check_scaler(void) {
     rule.min_scale = 1.0f;
     rule.max_scale = 65536.0f;
 
-    /* Each step gives the scale of its place in the list. */
+    /* Each step must produce the scale at its place in the list. */
     for (int i = 0; i < 6; i++) {
         mixpi_scaler_advance(&s, &rule, found_inf[i]);
         if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
@@ -19136,7 +19136,7 @@ static int mixpi_check_subnormals(void) {
 #  define MIXPI_FAST_MATH 0
 #endif
 
-/* Returns a text that says what the environment or compiler flags break, or NULL. */
+/* Returns a text on what the environment or compiler flags break, or NULL. */
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
         return "compiled with fast-math: operators may lose Inf and NaN, and results differ from "
@@ -19249,7 +19249,7 @@ typedef struct mixpi_piece {
     const void *owner;          /* object with which the piece is freed; NULL: the context */
 } mixpi_piece;
 
-/* A bump allocator, freed all at once. Pieces stay in the order they were made, and a request takes
+/* A bump allocator, freed all at once. Pieces stay in the order they were made, and a request uses
  * the first piece with room. The same requests therefore get the same addresses again, and a loop
  * that repeats itself allocates nothing after its first round. */
 typedef struct mixpi_arena {
@@ -19428,7 +19428,7 @@ struct mixp_context {
     mixpi_errors    errors;
     mixpi_memory    memory;
     struct mixpi_pool *pool;    /* threads, started by the first parallel loop             */
-    /* Where the program is. seed, step and tensors_made stand here for files/list.c. */
+    /* Where the program is. seed, step and tensors_made are here for files/list.c. */
     uint64_t        seed, step, generation;
     int64_t         tensors_made;   /* ids of permanent tensors                            */
     int             evaluates;  /* 1: the step began with mixp_eval_begin, which counts none */
@@ -19457,10 +19457,10 @@ struct mixp_context {
 /* --- a block of the caller's ------------------------------------------------------------- *
  *
  * All host memory of a context in one array of the caller's: consecutive chunks, each behind its
- * record. A request takes the first free chunk with room; a release joins neighbouring free chunks.
+ * record. A request uses the first free chunk with room; a release joins neighbouring free chunks.
  * This first fit suffices because a context releases little.
  */
-enum { MIXPI_LINE = 64 };       /* alignment of chunks; bytes that a record takes          */
+enum { MIXPI_LINE = 64 };       /* alignment of chunks; bytes that a record needs          */
 
 typedef struct mixpi_block_part {
     size_t size;                /* bytes of the memory behind this record                  */
@@ -19493,7 +19493,7 @@ static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
     return b;
 }
 
-/* Takes the free chunk at *at, which has room. The rest of the chunk becomes a separate chunk. */
+/* Uses the free chunk at *at, which has room. The rest of the chunk becomes a separate chunk. */
 static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes) {
     mixpi_block_part *c = *at, *rest = c->next;
     if (c->size - bytes > MIXPI_LINE) {
@@ -19797,7 +19797,7 @@ static void mixpi_host_free(mixp_context *ctx, void *p) {
     ctx->exec.host.release(p, ctx->exec.host.user);
 }
 
-/* Returns the device's reason for a failed call, or the text of r if the device gives none. */
+/* Returns the device's reason for a failed call, or the text of r if the device has none. */
 static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
     const char *why = ctx->device->message ? ctx->device->message(&ctx->exec) : "";
     return *why ? why : mixp_result_text(r);
@@ -20099,7 +20099,7 @@ static size_t mixpi_arena_skip(const mixpi_arena *a, const mixpi_piece *p, size_
     return p->from_device ? 0 : mixpi_skip(mixpi_arena_end(a, p), bytes);
 }
 
-/* Takes memory from the first piece with room. Returns NULL with the error set. */
+/* Allocates from the first piece with room. Returns NULL with the error set. */
 static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     mixpi_piece *p = a->first;
     while (p && p->part - p->used < mixpi_arena_skip(a, p, bytes) + bytes) p = p->next;
@@ -20135,7 +20135,7 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
     return p;
 }
 
-/* Gives a buffer back within the step. Later requests that fit may reuse the buffer. */
+/* Frees a buffer within the step. Later requests that fit may reuse the buffer. */
 static void mixpi_arena_free(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return; /* no harm: the buffer is not reused */
@@ -20330,7 +20330,7 @@ static void *mixpi_pool_worker(void *arg) {
     return NULL;
 }
 
-/* Starts the workers. If the system gives fewer threads than asked for, these do all the work. */
+/* Starts the workers. If the system starts fewer threads than requested, these do all the work. */
 static void mixpi_pool_start(mixpi_pool *p, int workers) {
     memset(p, 0, sizeof *p);
     p->gate = MIXPI_GATE_ROUND;
@@ -20797,7 +20797,7 @@ static int mixpi_is_seen(const mixp_context *ctx) {
 /* --- handles: without a guard they do nothing --- *
  *
  * Each handle has the name of its member, so that a search for the name finds both. A call without
- * a site, number 0, is not the guard's. Handles that read a call stand in tape/run.c.
+ * a site, number 0, is not the guard's. Handles that read a call are in tape/run.c.
  */
 static void mixpi_watcher_captured(mixp_context *ctx) {
     if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
@@ -21700,7 +21700,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
             mixpi_shape_text(t->rank, t->shape, shape, sizeof shape), (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
 
-    /* Any failure gives NaN, as bits: fast-math would fold 0/0. */
+    /* Any failure returns NaN, as bits: fast-math would fold 0/0. */
     return (double)mixp_f32_of_bits(0x7FC00000u);
 }
 
@@ -22626,7 +22626,7 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* Is it the tape's own cast operator, which operators/cast.c defines? */
 static int mixpi_is_cast(const mixp_op *op);
 
-/* A cast keeps its class, whatever class the user gave it: the other classes cast inputs by it. */
+/* A cast keeps its class, whatever class the user set: the other classes cast inputs by it. */
 static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
     const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
     for (int i = 0; c && i < c->n_overrides; i++)
@@ -22977,7 +22977,7 @@ static mixp_result mixpi_cast_to_f32(mixp_call *c) {
     return MIXP_OK;
 }
 
-/* Gives the result that infer declared its memory, in the dtype that autocast and the guard
+/* Allocates memory for the result that infer declared, in the dtype that autocast and the guard
  * choose. */
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
@@ -23024,7 +23024,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     }
     if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region);
 
-    /* infer says the result's shape; its dtype is that of the class, or of the guard. */
+    /* infer declares the result's shape; its dtype is that of the class, or of the guard. */
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     r = mixpi_allocate_output(c, cls, region);
@@ -23184,9 +23184,9 @@ MIXPREC_API mixp_tensor *mixp_call_save(
 }
 /* --- marks of gradients ---------------------------------------------------------------- *
  *
- * A mark says by which factor a gradient is multiplied. A walk begins with a true gradient, a
- * scaler's operator changes the mark, and each operator passes the mark on to the gradients of its
- * inputs.
+ * A mark records the factor by which a gradient is multiplied. A walk begins with a true gradient,
+ * a scaler's operator changes the mark, and each operator passes the mark on to the gradients of
+ * its inputs.
  */
 enum {
     MIXPI_MARK_NONE,            /* unknown: zeros, or filled by the user                   */
@@ -23323,7 +23323,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     }
     if (!mixp_call_wants(c, i)) return NULL;
 
-    /* Memory of its own. The ranks give a parameter's gradient its place at the first write. */
+    /* Memory of its own. The ranks assign a parameter's gradient its place at the first write. */
     const int laid = t->own.from_tape && t->own.grad && t->own.grad->data; /* set by backward */
     mixp_result r = MIXP_OK;
     if (!t->own.from_tape && !t->grad) r = mixpi_crew_walk_opens(c->ctx, t);
@@ -23658,9 +23658,9 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
 /* --- blocks that are computed again --------------------------------------------------------- *
  *
  * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
- * block, each recorded operator runs its forward again, oldest first: the same kernels with the
- * same inputs and the same keys of random numbers give the same bits. A block under MIXP_NO_GRAD
- * records nothing: the context keeps a list of its calls until the block ends.
+ * block, each recorded operator runs its forward again, oldest first, with the same kernels, inputs
+ * and keys of random numbers, so the results are bit-identical. A block under MIXP_NO_GRAD records
+ * nothing: the context keeps a list of its calls until the block ends.
  */
 struct mixpi_rerun {
     mixpi_tape_entry **entries; /* entries of the block, oldest first                      */
@@ -24084,7 +24084,7 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
     float *memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
 
-    /* The gradients that the walk gives. */
+    /* The gradients that the walk computes. */
     for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
     mixp_result r = mixpi_check_walk(ctx, fn, user);
 
@@ -24296,7 +24296,7 @@ static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     return (uint64_t)ctx->tape.drawn++;
 }
 
-/* A loss, an operator whose results it does not take, and what it takes. */
+/* A loss, an operator whose results it does not accept, and what it accepts. */
 typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistaken;
 
 /* Warns if x of a loss comes from an operator whose results are of the wrong kind: the loss would
@@ -25001,7 +25001,7 @@ static int mixpi_recipe_trains(const mixp_context *ctx) {
     return !mixpi_is_no_grad(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
 }
 
-/* Takes the recipe r for a linear. */
+/* Uses the recipe r for a linear. */
 static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
         mixp_result made;
@@ -25018,7 +25018,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     return MIXP_OK;
 }
 
-/* The recipe that the rules give a linear with this weight; NULL: it multiplies in bf16. */
+/* The recipe of a linear with this weight by the rules; NULL: it multiplies in bf16. */
 static const mixp_recipe *mixpi_recipe_by_rules(const mixp_context *ctx, mixp_tensor *weight) {
     const mixp_tensor *w = mixpi_lasting(weight);
     return mixpi_rules_recipe(ctx->casting, w ? w->name : "");
@@ -25189,7 +25189,7 @@ static int mixpi_weight_is_fresh(
            p->block_rows == k->block_rows && p->block_cols == k->block_cols && p->given == k->given;
 }
 
-/* Gives q the weight's quantised values, made if they are not fresh. */
+/* Sets q to the weight's quantised values, quantised again if stale. */
 static mixp_result mixpi_weight_quantise(
     mixp_call *c, mixpi_weight_copy *copy, mixp_quantise_args *k, mixpi_quantised *q) {
     uint64_t versions[2];
@@ -25221,7 +25221,7 @@ static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
     return how;
 }
 
-/* If narrow products run: notes how k quantises, and gives k memory for the scales of blocks,
+/* If narrow products run: notes how k quantises, and allocates memory for the scales of blocks,
  * unless k has some for codes. */
 static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     int64_t count;
@@ -25236,7 +25236,7 @@ static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixp
     return MIXP_OK;
 }
 
-/* Gives k memory for the factors of lines. */
+/* Allocates memory for k's factors of lines. */
 static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     const int64_t count = mixpi_quantise_lines(k);
     q->down = k->block_cols == 1;
@@ -25276,7 +25276,7 @@ static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_cal
 }
 
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
- * rows. Give q->y back with mixpi_recipe_free. */
+ * rows. Free q->y with mixpi_recipe_free. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
     int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
     const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
@@ -25316,7 +25316,7 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
     return k;
 }
 
-/* Gives back what a product quantised for itself. */
+/* Frees what a product quantised for itself. */
 static void mixpi_quantised_free(mixp_context *ctx, const mixpi_quantised *q) {
     if (q->lent) return;
     mixpi_recipe_free(ctx, q->y);
@@ -26386,7 +26386,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     k->mask_at.row = stride[2];
     k->mask_key = stride[3];
 
-    /* Nothing gives the mask a gradient. */
+    /* Attention computes no gradient of the mask. */
     if (mixpi_is_no_grad(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
         "attention: the mask '%.60s' requires a gradient, but a mask gets no gradient; for a "
@@ -27268,7 +27268,7 @@ static int mixpi_adds_norm(
     return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
 }
 
-/* Records the sum without computing it, and gives the norm the operands. */
+/* Records the sum without computing it, and passes its operands to the norm. */
 static mixp_tensor *mixpi_sum_before(
     mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, mixp_norm_args *norm) {
     mixp_tensor *sum;
@@ -29792,7 +29792,7 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
     return mixp_apply(ctx, &deviation, 2, in, 2, &p);
 }
 
-/* Two passes, and what rounding the mean took. */
+/* Two passes, and the loss by rounding the mean. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0x7FC00000u);
     mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
@@ -30773,7 +30773,7 @@ static mixp_tensor *mixpi_silu_slope(mixp_context *ctx, mixp_tensor *x) {
     return mixp_add(ctx, s, mixp_mul(ctx, x, mixpi_times_rest(ctx, s)));
 }
 
-/* The normal distribution, plus x times its density. */
+/* The slope of gelu: the normal distribution plus x times its density. */
 static mixp_tensor *mixpi_gelu_erf_slope(mixp_context *ctx, mixp_tensor *x) {
     x = mixp_clamp(ctx, x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
     mixp_tensor *below =
@@ -32335,7 +32335,7 @@ static mixp_result mixpi_optimizer_desc_check(
         ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s", mixpi_kind_of(d->kind)->name, wrong);
 }
 
-/* Gives opt its working memory for Muon. Returns 0 if out of memory. */
+/* Allocates opt's working memory for Muon. Returns 0 if out of memory. */
 static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *settings) {
     mixpi_muon *m = (mixpi_muon *)mixpi_opt_host(opt, sizeof *m);
     if (!m) return 0;
@@ -32353,7 +32353,7 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
     return m->look != NULL;
 }
 
-/* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
+/* Allocates the memory that opt's kind and settings need. Returns 0 if out of memory. */
 static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
     if (!opt->state) return 0;
@@ -32403,7 +32403,7 @@ static mixp_optimizer *mixpi_do_optimizer_new(mixp_context *ctx, const mixp_opti
     opt->initial_sum = (float)d.initial_sum;
     opt->issued = -1;
 
-    /* Take its memory, then enter it into the context's list. */
+    /* Allocate its memory, then enter it into the context's list. */
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
@@ -32683,7 +32683,7 @@ typedef struct mixpi_layout {
     size_t used;
 } mixpi_layout;
 
-/* Where n elements start: bytes from the begin of the block. */
+/* Where n elements start: bytes from the start of the block. */
 static size_t mixpi_layout_place(mixpi_layout *lay, int64_t n, mixp_dtype dtype) {
     const size_t bytes = (size_t)n * mixp_dtype_size(dtype), to = mixpi_alignment(bytes);
     const size_t at = (lay->used + to - 1) / to * to;
@@ -34976,7 +34976,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
     return mixpi_verdict(opt);
 }
-/* A disabled scaler takes no part in the step, so its optimizers do not know about the loss. */
+/* A disabled scaler has no part in the step, so its optimizers do not see the loss. */
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixp_verdict v = mixpi_worst_verdict(scaler);
     int32_t bad = 0;
@@ -35033,7 +35033,7 @@ static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const ch
     return code;
 }
 
-/* Reports a failed system call. errno, which must come from that call, gives the reason. */
+/* Reports a failed system call. errno, which must come from that call, has the reason. */
 static mixp_result mixpi_report_system(mixpi_report *r, const char *what) {
     const char *why = errno ? strerror(errno) : "the system gives no reason";
     return mixpi_report_fail(r, MIXP_ERR_IO, "%s: %s", what, why);
@@ -35581,7 +35581,7 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
-/* Gives the new file the mode of the old one. Until then only its owner can read it. A drive that
+/* Sets the new file's mode to the old one's. Until then only its owner can read it. A drive that
  * refuses keeps its own mode: the save does not depend on it. */
 static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
     struct stat st;
@@ -35722,7 +35722,7 @@ static void mixpi_save_open(mixpi_save *s) {
     if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
-/* Writes the buffer. stdio does not say how much a failed call wrote, so every error is final. */
+/* Writes the buffer. stdio hides how much a failed call wrote, so every error is final. */
 static void mixpi_save_flush(mixpi_save *s) {
     errno = 0;
     if (s->report->result == MIXP_OK && s->filled > 0 &&
@@ -36948,7 +36948,7 @@ static int mixpi_groups_match(const char *here, const char *there, int *map) {
     return -1;
 }
 
-/* Gives groups without a parameter the numbers that are left, in their order. */
+/* Assigns the remaining numbers to groups without a parameter, in their order. */
 static void mixpi_groups_fill(int *group) {
     int taken[MIXP_MAX_GROUPS] = { 0 }, g, next = 0;
     for (g = 0; g < MIXP_MAX_GROUPS; g++)
@@ -37314,8 +37314,8 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     return pairs;
 }
 
-/* Writes the file. own: the other ranks' own buffers, or NULL. Tells the other ranks that this may
- * take a while. */
+/* Writes the file. own: the other ranks' own buffers, or NULL. Warns the other ranks that this may
+ * take long. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
     const int busy = mixpi_crew_set_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
@@ -37601,7 +37601,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     return 1;
 }
 
-/* Returns the group that the file would give; the caller checks its numbers together. */
+/* Returns the group that the file describes; the caller checks its numbers together. */
 static mixp_param_group mixpi_group_loaded(const mixpi_state *s, const mixp_param_group *now) {
     const uintptr_t begin = (uintptr_t)now;
     mixp_param_group group = *now;
@@ -37673,8 +37673,8 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
     }
 }
 
-/* Gives the items the file's data and checks the numbers. Apart from items left out, both lists
- * have the same names in the same order. */
+/* Assigns the file's data to the items and checks the numbers. Apart from items left out, both
+ * lists have the same names in the same order. */
 static mixp_result mixpi_state_take(
     mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     size_t i, k = 0;
@@ -37903,7 +37903,7 @@ static void mixpi_checkpoint_read(
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
 
-    /* Read the data, check it, take memory, and only then change the state. */
+    /* Read the data, check it, allocate memory, and only then change the state. */
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
     if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
     if (r->result == MIXP_OK) mixpi_state_apply(s, what);
@@ -38036,7 +38036,7 @@ static int mixpi_is_converted(const mixpi_state_item *item) {
     return item->from && item->from->e.dtype != item->e.dtype;
 }
 
-/* Gives each weight its data in the weight's own dtype. Returns the memory of the converted data,
+/* Prepares each weight's data in the weight's own dtype. Returns the memory of the converted data,
  * which the caller releases. */
 static void *mixpi_weights_convert(mixpi_state *s) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
@@ -38766,7 +38766,7 @@ static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int 
     else snprintf(text, MIXPI_SITE_NAME, "%.64s%s%.20s", stem, colon, v->op->name);
 }
 
-/* Gives a new site a unique name. */
+/* Makes a unique name for a new site. */
 MIXPI_SELDOM
 static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
@@ -39245,7 +39245,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     if (e->alias) e->site = 0; /* its memory has been looked at already */
     if (e->alias || !mixpi_is_real(out->dtype)) return MIXP_OK;
 
-    /* Look at what was stored, what it was made from, and what f32 would have given. */
+    /* Look at what was stored, what it was made from, and the result that f32 would have. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
     MIXPI_TRY(mixpi_site_note_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32));
     if (mixpi_inspects(ctx, e->site, out))
@@ -39599,7 +39599,7 @@ static int64_t mixpi_share_words(const mixpi_share *s) {
     return looks + (s->end - s->first) * MIXPI_SITE_WORDS;
 }
 
-/* Sites that one table takes: all of them if there are few ranks. */
+/* Sites that one table holds: all of them if there are few ranks. */
 static int64_t mixpi_share_most(const mixp_context *ctx) {
     const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) - MIXPI_SHARED_LOOK_WORDS;
     return row < MIXPI_SITE_WORDS ? 1 : row / MIXPI_SITE_WORDS;
@@ -40264,7 +40264,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     if (site->lost > (double)w->imprecise) site->verdict |= MIXPI_SAW_IMPRECISE;
 }
 
-/* Takes what a device measured of a linear's operands, before ranks add the counts of all rows. */
+/* Reads what a device measured of a linear's operands, before ranks add the counts of all rows. */
 static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
     mixp_look *row = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
     mixp_losses found;
@@ -40476,7 +40476,7 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
     o->clean = 0;
     if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
 
-    /* The event says how bad it was. */
+    /* The event shows how bad it was. */
     mixpi_happening *e =
         mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
             &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -40486,7 +40486,7 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
 }
 
 /* Settles the operands of a linear, and makes them ready for the next sample. A loss that is not
- * finite says nothing about them. */
+ * finite shows nothing about them. */
 static void mixpi_settle_operands(mixp_context *ctx, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     for (int i = 0; i < MIXPI_ROLES; i++) {
@@ -40765,7 +40765,7 @@ static mixp_result mixpi_guard_take_state(mixp_context *ctx, const mixp_scaler *
     mixp_scaler_state state;
     mixp_result r = mixpi_settle_pins(ctx);
 
-    /* A device that cannot post tells at once. */
+    /* A device that cannot post reports at once. */
     if (!d->post) {
         w->updated_step = ctx->step;
         if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
@@ -41302,7 +41302,7 @@ static int mixpi_guard_items(mixpi_state *s) {
     return 1;
 }
 
-/* Gives the guard's arrays the length that the file has. */
+/* Sets the guard's arrays to the file's length. */
 static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
     const mixpi_watch *w = s->ctx->watch;
     if (!mixpi_guard_was_on(w)) return;
@@ -41784,7 +41784,7 @@ static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
     return n;
 }
 
-/* Could a walk of another rank give t a gradient, although no walk of this rank has? */
+/* Could a walk of another rank reach t, although no walk of this rank has? */
 static int mixpi_is_absent(const mixp_tensor *t) {
     return t->own.optimizers > 0 && t->requires_grad && !t->own.ranks.leaf && !t->own.from_tape;
 }
@@ -42454,9 +42454,9 @@ static mixp_result mixpi_buffer_enter(
     return mixpi_upload(ctx, d->rows + b->first, &row, sizeof row);
 }
 
-/* Gives the divided gradient of b a buffer. At most 2 * bucket_bytes, or one buffer, are in flight:
- * to stay within this limit, the rank waits for the sums. Without scatter_ready each sum has
- * arrived when its hook returns. */
+/* Allocates a buffer for the divided gradient of b. At most 2 * bucket_bytes, or one buffer, are in
+ * flight: to stay within this limit, the rank waits for the sums. Without scatter_ready each sum
+ * has arrived when its hook returns. */
 static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     const size_t most = ctx->ranks.scatter_ready ? 2 * (size_t)ctx->ranks.bucket_bytes : 0;
     const size_t bytes = mixpi_round_up(mixpi_leaf_bytes(ctx, &d->leaves[b->first])) +
@@ -42606,7 +42606,7 @@ static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d, mixpi
     return r;
 }
 
-/* Gives the gradients that this rank left out of the walk the mark of the others. */
+/* Copies the others' mark to the gradients that this rank left out of the walk. */
 static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
     for (int64_t i = 0; i < d->n_leaves; i++) {
         if (d->leaves[i].filled) d->leaves[i].tensor->own.grad->own.mark = mark;
@@ -43535,7 +43535,7 @@ static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_stat
     return mixpi_ranks_prepare(o, s, 0);
 }
 
-/* Before a step: takes the memory that it needs, and enters in the plan what is compared. */
+/* Before a step: allocates the memory that it needs, and enters in the plan what is compared. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
     MIXPI_TRY(mixpi_gather_room(o));
@@ -43773,8 +43773,8 @@ static mixp_result mixpi_buffers_collect(mixp_context *ctx, char *memory) {
  * During a save or a load, the rows of parameters that another rank owns, or of which each rank
  * owns a piece, point to host memory that is laid out like the states of a complete tensor. For a
  * save only rank 0 borrows this memory, and the owners fill it. For a load all rows share the
- * memory of the largest one, which only tells which states a row has: each rank takes its pieces
- * out of the file's data.
+ * memory of the largest one, which only shows which states a row has: each rank copies its pieces
+ * from the file's data.
  */
 static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row row = opt->rows[i];
@@ -43783,8 +43783,8 @@ static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     return lay.used;
 }
 
-/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away.
- * shared: all rows get the same memory. */
+/* Lends memory to every row that this rank does not own. memory NULL: removes the memory. shared:
+ * all rows get the same memory. */
 static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
     for (int64_t i = 0; i < opt->count; i++) {
         mixp_param_row *row = &opt->rows[i];
@@ -44028,7 +44028,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     return mixpi_scatter_wrong(k);
 }
 
-/* Gives a new context the table of the ranks. */
+/* Sets the table of the ranks in a new context. */
 MIXPI_SELDOM
 static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     mixp_ranks_desc *k = &ctx->ranks;
@@ -44054,7 +44054,7 @@ static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 #endif
 }
 
-/* Gives a new context the tables of the optional rooms. */
+/* Sets the tables of the optional rooms in a new context. */
 static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
 #ifndef MIXPREC_NO_WATCH
     ctx->watcher = &mixpi_watch_door;

@@ -1,21 +1,21 @@
 /* mixprec_cuda.cu - mixprec on NVIDIA GPUs: one more device table
  * SPDX-License-Identifier: MIT OR Unlicense          (full texts: the file LICENSE)
  *
- * Compile it with nvcc next to mixprec.h, link with -lcudart -lcublasLt, and give the context
- * its device:
+ * Compile it with nvcc next to mixprec.h, link with -lcudart -lcublasLt, and set the context's
+ * device:
  *
  *     mixp_context_desc desc = { 0 };
- *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU; why gives the reason
+ *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU; why has the reason
  *
  * Needs compute capability 7.0 (V100) or newer, and CUDA 12.0 or newer; for 7.0 CUDA 12, because
- * CUDA 13 has dropped it. On 7.0 and 7.5 (T4, RTX 20) train in f16: their tensor cores do not
- * support bf16. On 7.0 tensor cores compute the products, and attention runs without them. On 7.5
- * the backward pass of attention with heads of 128 runs without tensor cores, because it does not
- * fit the 64 KB of shared memory. For 9.0 (H100, H200) compile with -arch=sm_90a: attention with
- * heads of 64 and 128, without mask, cap and dropout, then multiplies by warpgroups (wgmma), which
- * -arch=sm_90 and -arch=native leave out. Do not compile with --use_fast_math or -ftz=true: they
- * flush subnormal moments and break every promise about bits. The first call that waits reports
- * them.
+ * CUDA 13 no longer supports it. On 7.0 and 7.5 (T4, RTX 20) train in f16: their tensor cores do
+ * not support bf16. On 7.0 tensor cores compute the products, and attention runs without them. On
+ * 7.5 the backward pass of attention with heads of 128 runs without tensor cores, because it does
+ * not fit the 64 KB of shared memory. For 9.0 (H100, H200) compile with -arch=sm_90a: attention
+ * with heads of 64 and 128, without mask, cap and dropout, then multiplies by warpgroups (wgmma),
+ * which -arch=sm_90 and -arch=native leave out. Do not compile with --use_fast_math or -ftz=true:
+ * they flush subnormal moments and break every promise about bits. The first call that waits
+ * reports them.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -33,8 +33,8 @@
  * exceptions. In products, cuBLASLt chooses by GPU and version. Attention uses the f32 kernels on
  * capability 7.0; on 7.5 it uses them for bf16, the kernels for changed scores where 64 KB hold no
  * larger tile, and tensor core products in two halves; code for sm_90a multiplies by warpgroups.
- * Casts, quantisers, stochastic rounding, unscale, the statistics' flags and optimizer steps give
- * the CPU's bits, except a NaN's payload: GPU arithmetic gives a single NaN.
+ * Casts, quantisers, stochastic rounding, unscale, the statistics' flags and optimizer steps match
+ * the CPU bit for bit, except a NaN's payload: GPU arithmetic returns a single NaN.
  */
 #include "mixprec.h"
 #include <stdarg.h>
@@ -1315,7 +1315,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     *p = from.allocate(bytes ? bytes : 1, from.user);
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
 
-    /* Check the user's memory, and give back what cannot be used. */
+    /* Check the user's memory, and free unusable memory. */
     mixp_result r = MIXP_OK;
     if ((uintptr_t)*p % memory_alignment)
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
@@ -1395,7 +1395,7 @@ inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
         s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
 }
 
-/* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
+/* Refuses to run while the program itself captures the stream that it passed. Uploads would become
  * part of that capture, from pinned memory that later uploads overwrite, and every replay would
  * draw the same random numbers. */
 inline mixp_result check_stream(State *s, const char *what) {
@@ -1462,7 +1462,7 @@ inline mixp_result record_upload(
     Upload *u = upload_new(s, g);
     if (!u) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
 
-    /* Take a stage of its own, and keep a copy of memory that is read once. */
+    /* Use a separate stage, and keep a copy of memory that is read once. */
     memset((void *)u, 0, sizeof *u);
     mixp_result r = stage_new(s, g, bytes, &u->stage);
     if (r != MIXP_OK) return r;
@@ -1740,7 +1740,7 @@ void device_close(mixp_exec *x) {
     memory_free(s, s->block);
     if (s->shared) clear_error(cudaFreeHost(s->shared));
 
-    /* Destroy our streams, and give the program's own back. */
+    /* Destroy our streams, and restore the program's own. */
     if (s->recorder && s->recorder != s->stream) clear_error(cudaStreamDestroy(s->recorder));
     if (s->stream && !s->given) clear_error(cudaStreamDestroy(s->stream));
     x->stream = s->given;
@@ -1844,7 +1844,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     if (s->given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
         r = MIXP_ERR_ARGUMENT;
 
-    /* Take memory, and read the program's choices of algorithms. */
+    /* Allocate memory, and read the program's choices of algorithms. */
     if (r == MIXP_OK) r = open_memory(s);
     if (r == MIXP_OK) r = choices_read(s, x->gemm_choices);
     x->state = s;
@@ -4469,7 +4469,7 @@ static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) 
  * on the shape, and so do the bits of every sum.
  *
  * Results differ from the CPU's by the order of sums in f32 and by e^x, whose relative error is
- * below 2^-22 (1 + |x|). Embeddings give the CPU's bits.
+ * below 2^-22 (1 + |x|). Embeddings match the CPU bit for bit.
  *
  * This room holds what the rooms of rows share: teams, parts of rows, sums in two floats.
  */
@@ -5621,7 +5621,7 @@ __global__ void __launch_bounds__(kept_threads, 6)
     if (first < end) read_back(next, s, first, col);
 
     for (int64_t r = first; r < end; r++) {
-        /* Take the row, and begin to read the next one. */
+        /* Use the row, and begin to read the next one. */
         float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols, rstd = next.rstd;
         plain_values<A>(next.a, h);
         plain_values<Dy>(next.dy, d);
@@ -6020,7 +6020,7 @@ __device__ inline int64_t place_by_id(
         }
         __syncthreads();
 
-        /* Take the rows of the thread's own id, in order. */
+        /* Collect the rows of the thread's own id, in order. */
         for (int i = 0; i < m; i++) {
             if (id[i] != me) continue;
             if (to) to[count] = row[i];
@@ -6292,7 +6292,7 @@ static mixp_result mixpi_cuda_embedding_backward(
     if (k->vocab <= 0) return MIXP_OK;
     if (!k->dtable.data && (!k->bags.count || k->rows <= 0)) return MIXP_OK;
 
-    /* Take memory for the sorted rows. */
+    /* Allocate memory for the sorted rows. */
     Sorted to = { NULL, NULL, NULL };
     EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     job.fault = fault_flag(on.state);
@@ -6607,7 +6607,7 @@ static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_ba
         MIXPI_LAUNCH(max_back, grid_for(count, team_threads), team_threads, 0, on.stream, *k));
 }
 
-/* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
+/* The ranks of a pass and of the next one alternate between two halves of scratch memory. */
 static mixp_result mixpi_cuda_merge_topk(Kernel *on, const mixp_exec *x, const mixp_topk_args *k) {
     MergeJob job = mixpi_cuda_job<MergeJob>(*k);
     const int64_t count = k->rows * k->cols;
@@ -6859,8 +6859,8 @@ __global__ void agree_ranks(
 /* --- gather ---------------------------------------------------------------------------- *
  *
  * Chunk c belongs to bin c modulo bin_count. A block sums each of its bins in the order of chunks.
- * The last block to finish sums the bins, and prepares the step if requested. So every GPU gives
- * the same bits. Squares are summed in f32 in groups of eight, then in double: the relative error
+ * The last block to finish sums the bins, and prepares the step if requested. So all GPUs are
+ * bit-identical. Squares are summed in f32 in groups of eight, then in double: the relative error
  * of norm is below 2^-22.
  */
 
@@ -7776,7 +7776,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
     p.g.ldb = row_pitch(b);
     p.g.ldc = row_pitch(c);
 
-    /* Which operands does cuBLASLt not take as they are? */
+    /* Which operands does cuBLASLt not accept unchanged? */
     const mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
     p.pack_a = is_pack_needed(a, dtype, strict);
     p.pack_b = is_pack_needed(b, dtype, strict);
@@ -7812,7 +7812,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
 /* --- plans ----------------------------------------------------------------------------- */
 
 const int plan_lists = 256, most_plans = 4096, most_algorithms = 24;
-/* Matrices that cuBLASLt takes in one call. */
+/* Matrices that cuBLASLt accepts in one call. */
 const int64_t most_batch = 65535;
 
 /* The properties that choose an algorithm. flags: which of a, b and c are unaligned, and whether
@@ -8062,7 +8062,7 @@ inline bool is_refusal(cublasStatus_t e) {
            e == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-/* Reports a failure. An earlier CUDA error, if any, says more than cuBLASLt's status. */
+/* Reports a failure. An earlier CUDA error, if any, is more precise than cuBLASLt's status. */
 inline mixp_result report_failure(State *s, cublasStatus_t e) {
     cudaError_t before = cudaGetLastError();
     if (e == CUBLAS_STATUS_ALLOC_FAILED)
@@ -8106,7 +8106,7 @@ inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
     return refuse_choice(s);
 }
 
-/* Takes the algorithm that the program's choices name for this product. If they name none, p->given
+/* Uses the algorithm that the program's choices name for this product. If they name none, p->given
  * stays false. */
 inline mixp_result plan_take(State *s, Plan *p) {
     for (int i = 0; i < s->choice_count; i++) {
@@ -10831,7 +10831,7 @@ mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
 
 #ifndef MIXPREC_CUDASIM
 /* Does the current GPU, of capability 9.0, run code that was compiled for sm_90a? The bounds of a
- * kernel tell. */
+ * kernel show it. */
 inline bool has_group_code() {
     cudaFuncAttributes own = {};
     cudaError_t e = cudaFuncGetAttributes(&own, wide_forward<64, true>);
@@ -10897,7 +10897,7 @@ inline bool is_wide(const Heads &h) {
            is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) && is_wide(h.dv);
 }
 
-/* Bytes of shared memory that the kernel for this head dimension takes. */
+/* Bytes of shared memory that the kernel for this head dimension needs. */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
     if (backward) return h.modified ? Backward<D, true>::bytes : Backward<D, false>::bytes;
     return h.modified ? Forward<D, true>::bytes : Forward<D, false>::bytes;

@@ -540,7 +540,7 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* Is it the tape's own cast operator, which operators/cast.c defines? */
 static int mixpi_is_cast(const mixp_op *op);
 
-/* A cast keeps its class, whatever class the user gave it: the other classes cast inputs by it. */
+/* A cast keeps its class, whatever class the user set: the other classes cast inputs by it. */
 static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
     const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
     for (int i = 0; c && i < c->n_overrides; i++)

@@ -15,7 +15,7 @@ static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 #endif
 }
 
-/* Gives a new context the tables of the optional rooms. */
+/* Sets the tables of the optional rooms in a new context. */
 static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
 #ifndef MIXPREC_NO_WATCH
     ctx->watcher = &mixpi_watch_door;

@@ -183,8 +183,8 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
 /* Arguments for kernels, mixp_get and mixp_put. mixp_call_x is input i, mixp_call_y the result.
  * For backward, mixp_call_dy is the result's gradient, and mixp_call_dx the gradient of input i,
- * as mixp_call_grad returns it; dx also says whether to add. data is NULL if the tensor is
- * absent or not wanted. */
+ * as mixp_call_grad returns it; dx also holds `accumulate`. data is NULL if the tensor is absent or
+ * not wanted. */
 MIXPREC_API mixp_in  mixp_call_x(const mixp_call *c, int i);
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c);
 MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c);

@@ -4,10 +4,10 @@
 #include "attention_plan.c"
 /* --- attention -------------------------------------------------------------------------- *
  *
- * A forward task takes some queries of one head of one sequence. A backward task takes one head of
- * k and v with every head of q that uses it. A task widens its inputs to f32 and computes blocks of
- * MIXPI_QUERIES x MIXPI_KEYS scores with gemm's tiles. Blocks start at multiples of their size and
- * sums run in a fixed order, so the bits do not depend on how tasks are distributed.
+ * A forward task computes some queries of one head of one sequence. A backward task computes one
+ * head of k and v with every head of q that uses it. A task widens its inputs to f32 and computes
+ * blocks of MIXPI_QUERIES x MIXPI_KEYS scores with gemm's tiles. Blocks start at multiples of their
+ * size and sums run in a fixed order, so the bits do not depend on how tasks are distributed.
  */
 
 /* Computes c[m, n] by tiles. n is whole vectors; `all` has the three matrices and their strides. */
@@ -522,7 +522,7 @@ MIXPI_K void MIXPI_P(attention_met)(const mixpi_attention_grad_job *job,
     (h, rows, n, job->k->forward.scale, room->score_q + row, room->k_columns, room->p);
     MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
 
-    /* Weights and score gradients, then the three products that take them. */
+    /* Weights and score gradients, then the three products that read them. */
     MIXPI_P(block_grads)(job, room, m->at, rows, m->first);
     if (room->share.for_queries)
         MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);

@@ -808,7 +808,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
         return;
     }
 
-    /* The three products that take them. */
+    /* The three products that read them. */
     if (room->plain.share.for_queries)
         MIXPI_P(tiled_add_by_queries)(h, n, m->rows, room->keys_over, room->g_over, dq);
     if (!room->plain.share.for_keys) return;

@@ -31,8 +31,8 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
         mixpi_vput(to, d + i * out, mixpi_vget(from, s + i * in), 0);
 }
 
-/* Converts n floats to bf16 likewise. One instruction of AVX512_BF16 rounds 32 floats, but it takes
- * subnormals for 0: 32 floats with a subnormal are converted without it. */
+/* Converts n floats to bf16 likewise. One instruction of AVX512_BF16 rounds 32 floats, but it
+ * treats subnormals as 0: 32 floats with a subnormal are converted without it. */
 #if MIXPI_PASS == 2 && MIXPI_BF16
 /* Is one of 16 floats subnormal? (VFPCLASSPS says no if the host has set DAZ.) */
 MIXPI_V int MIXPI_P(has_subnormal)(mixpi_v x) {

@@ -2,8 +2,8 @@
 #include "../device.h"
 /* --- the floating-point mode of a thread ------------------------------------------------- *
  *
- * One register says how a thread rounds, whether it flushes subnormals, and which exceptions trap.
- * A host may let them trap (feenableexcept, -ffpe-trap). Loss scaling overflows by design, so
+ * One register controls how a thread rounds, whether it flushes subnormals, and which exceptions
+ * trap. A host may let them trap (feenableexcept, -ffpe-trap). Loss scaling overflows by design, so
  * kernels run with traps off. All threads of a loop run in the mode of the thread that called.
  * Without such a register here (neither x86 nor AArch64), all three functions do nothing.
  */

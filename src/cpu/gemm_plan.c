@@ -317,7 +317,7 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     if (work < part * (double)threads) threads = 1 + (int64_t)(work / part);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
-    /* Otherwise take the cheapest cut. */
+    /* Otherwise use the cheapest cut. */
     int64_t most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
     int64_t most_n = mixpi_min(job->bands, least_n + threads);
     for (int64_t m = least_m; m <= most_m; m++)

@@ -253,7 +253,7 @@ static void mixpi_map_plan(mixpi_map *m) {
 static int64_t mixpi_map_block(const mixpi_map *m)
 { return mixpi_min(m->width, m->cols > 0 ? m->cols : 1); }
 
-/* Cuts the rows into runs. If outputs are few, runs are short, to give all threads work. */
+/* Cuts the rows into runs. If outputs are few, runs are short, so that all threads have work. */
 static void mixpi_sum_plan(mixpi_sum *s) {
     mixpi_map *m = &s->map;
     mixpi_map_plan(m);

@@ -25,7 +25,7 @@ MIXPI_SELDOM_BEGIN
 #define MIXPI_KERNEL(name, starts, args, tasks)                                           \
     MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const args *k)                  \
     { return starts(x, k, tasks); }
-/* Does this set take AVX2's functions for codes below 16 bits? AVX-512's would be as fast. */
+/* Does this set use AVX2's functions for codes below 16 bits? AVX-512's would be as fast. */
 #define MIXPI_BORROWS (MIXPI_PASS == 2 && MIXPI_WITH_AVX2)
 /* Vectors stay in registers only if their functions are inlined. Plain C, -O0 and sanitizers do not
  * inline them: there speed matters less, and inlining would take minutes to compile. */

@@ -15,7 +15,7 @@ MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t fir
     }
 }
 
-/* The only column of one o, along which the array is dense. */
+/* A single column of one o, along which the array is dense. */
 MIXPI_K void MIXPI_P(max_line)(const mixp_max_args *k, int64_t o, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
     MIXPI_BLOCKS(i, n, k->n) {

@@ -84,7 +84,7 @@ static int mixpi_check_scaler(void) {
     rule.min_scale = 1.0f;
     rule.max_scale = 65536.0f;
 
-    /* Each step gives the scale of its place in the list. */
+    /* Each step must produce the scale at its place in the list. */
     for (int i = 0; i < 6; i++) {
         mixpi_scaler_advance(&s, &rule, found_inf[i]);
         if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
@@ -156,7 +156,7 @@ static int mixpi_check_subnormals(void) {
 #  define MIXPI_FAST_MATH 0
 #endif
 
-/* Returns a text that says what the environment or compiler flags break, or NULL. */
+/* Returns a text on what the environment or compiler flags break, or NULL. */
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
         return "compiled with fast-math: operators may lose Inf and NaN, and results differ from "

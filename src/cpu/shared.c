@@ -6,7 +6,7 @@
  *
  * Kernels are written once, in plain functions over vectors of 16 floats, and compiled once
  * per instruction set: the section between MIXPI_PASS and its #endif is included again for
- * each. MIXPI_P(name) gives a function its set's suffix.
+ * each. MIXPI_P(name) appends the set's suffix to a function's name.
  *
  * If results must be bit-identical, a product that feeds a sum is an explicit vfma: compilers
  * may contract the two-step form on one instruction set and not on another.

@@ -4,7 +4,7 @@
  * mixpi_v is 16 floats: one register of AVX-512, two of AVX2, four of NEON, an array in plain C.
  * Each instruction set defines the operations on one register: functions mixpi_r... The operations
  * on 16 floats, functions mixpi_v..., are written once below; every kernel calls these. The list
- * below gives the names the suffix of the pass.
+ * below appends the pass's suffix to the names.
  *
  * vfma rounds once on every set. vmla may round twice, because a true fma is slow in plain C. vsum
  * adds in one fixed tree: halves, quarters, pairs. vmax and vmin return b if either is NaN, as on
@@ -452,7 +452,7 @@ MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i) {
 }
 
 /* mixpi_round_f32 to bf16 with stochastic rounding, on the bits of the f32. A carry out of the
- * mantissa gives the right exponent for every value. */
+ * mantissa produces the right exponent for every value. */
 MIXPI_V mixpi_vbits mixpi_vcode_random(mixpi_vbits u, int saturate, mixpi_vbits random) {
     const mixpi_vbits a = u & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
     mixpi_vbits code = (a + (~random >> 16)) >> 16;

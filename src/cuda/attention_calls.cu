@@ -40,7 +40,7 @@ mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
 
 #ifndef MIXPREC_CUDASIM
 /* Does the current GPU, of capability 9.0, run code that was compiled for sm_90a? The bounds of a
- * kernel tell. */
+ * kernel show it. */
 inline bool has_group_code() {
     cudaFuncAttributes own = {};
     cudaError_t e = cudaFuncGetAttributes(&own, wide_forward<64, true>);
@@ -106,7 +106,7 @@ inline bool is_wide(const Heads &h) {
            is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) && is_wide(h.dv);
 }
 
-/* Bytes of shared memory that the kernel for this head dimension takes. */
+/* Bytes of shared memory that the kernel for this head dimension needs. */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
     if (backward) return h.modified ? Backward<D, true>::bytes : Backward<D, false>::bytes;
     return h.modified ? Forward<D, true>::bytes : Forward<D, false>::bytes;

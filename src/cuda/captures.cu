@@ -148,7 +148,7 @@ void device_close(mixp_exec *x) {
     memory_free(s, s->block);
     if (s->shared) clear_error(cudaFreeHost(s->shared));
 
-    /* Destroy our streams, and give the program's own back. */
+    /* Destroy our streams, and restore the program's own. */
     if (s->recorder && s->recorder != s->stream) clear_error(cudaStreamDestroy(s->recorder));
     if (s->stream && !s->given) clear_error(cudaStreamDestroy(s->stream));
     x->stream = s->given;
@@ -252,7 +252,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     if (s->given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
         r = MIXP_ERR_ARGUMENT;
 
-    /* Take memory, and read the program's choices of algorithms. */
+    /* Allocate memory, and read the program's choices of algorithms. */
     if (r == MIXP_OK) r = open_memory(s);
     if (r == MIXP_OK) r = choices_read(s, x->gemm_choices);
     x->state = s;

@@ -227,7 +227,7 @@ __device__ inline int64_t place_by_id(
         }
         __syncthreads();
 
-        /* Take the rows of the thread's own id, in order. */
+        /* Collect the rows of the thread's own id, in order. */
         for (int i = 0; i < m; i++) {
             if (id[i] != me) continue;
             if (to) to[count] = row[i];
@@ -499,7 +499,7 @@ static mixp_result mixpi_cuda_embedding_backward(
     if (k->vocab <= 0) return MIXP_OK;
     if (!k->dtable.data && (!k->bags.count || k->rows <= 0)) return MIXP_OK;
 
-    /* Take memory for the sorted rows. */
+    /* Allocate memory for the sorted rows. */
     Sorted to = { NULL, NULL, NULL };
     EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     job.fault = fault_flag(on.state);

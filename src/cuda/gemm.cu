@@ -196,7 +196,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
     p.g.ldb = row_pitch(b);
     p.g.ldc = row_pitch(c);
 
-    /* Which operands does cuBLASLt not take as they are? */
+    /* Which operands does cuBLASLt not accept unchanged? */
     const mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
     p.pack_a = is_pack_needed(a, dtype, strict);
     p.pack_b = is_pack_needed(b, dtype, strict);
@@ -232,7 +232,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
 /* --- plans ----------------------------------------------------------------------------- */
 
 const int plan_lists = 256, most_plans = 4096, most_algorithms = 24;
-/* Matrices that cuBLASLt takes in one call. */
+/* Matrices that cuBLASLt accepts in one call. */
 const int64_t most_batch = 65535;
 
 /* The properties that choose an algorithm. flags: which of a, b and c are unaligned, and whether
@@ -482,7 +482,7 @@ inline bool is_refusal(cublasStatus_t e) {
            e == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-/* Reports a failure. An earlier CUDA error, if any, says more than cuBLASLt's status. */
+/* Reports a failure. An earlier CUDA error, if any, is more precise than cuBLASLt's status. */
 inline mixp_result report_failure(State *s, cublasStatus_t e) {
     cudaError_t before = cudaGetLastError();
     if (e == CUBLAS_STATUS_ALLOC_FAILED)
@@ -526,7 +526,7 @@ inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
     return refuse_choice(s);
 }
 
-/* Takes the algorithm that the program's choices name for this product. If they name none, p->given
+/* Uses the algorithm that the program's choices name for this product. If they name none, p->given
  * stays false. */
 inline mixp_result plan_take(State *s, Plan *p) {
     for (int i = 0; i < s->choice_count; i++) {

@@ -228,7 +228,7 @@ static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_ba
         MIXPI_LAUNCH(max_back, grid_for(count, team_threads), team_threads, 0, on.stream, *k));
 }
 
-/* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
+/* The ranks of a pass and of the next one alternate between two halves of scratch memory. */
 static mixp_result mixpi_cuda_merge_topk(Kernel *on, const mixp_exec *x, const mixp_topk_args *k) {
     MergeJob job = mixpi_cuda_job<MergeJob>(*k);
     const int64_t count = k->rows * k->cols;

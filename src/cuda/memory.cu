@@ -39,7 +39,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     *p = from.allocate(bytes ? bytes : 1, from.user);
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
 
-    /* Check the user's memory, and give back what cannot be used. */
+    /* Check the user's memory, and free unusable memory. */
     mixp_result r = MIXP_OK;
     if ((uintptr_t)*p % memory_alignment)
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
@@ -119,7 +119,7 @@ inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
         s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
 }
 
-/* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
+/* Refuses to run while the program itself captures the stream that it passed. Uploads would become
  * part of that capture, from pinned memory that later uploads overwrite, and every replay would
  * draw the same random numbers. */
 inline mixp_result check_stream(State *s, const char *what) {
@@ -186,7 +186,7 @@ inline mixp_result record_upload(
     Upload *u = upload_new(s, g);
     if (!u) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
 
-    /* Take a stage of its own, and keep a copy of memory that is read once. */
+    /* Use a separate stage, and keep a copy of memory that is read once. */
     memset((void *)u, 0, sizeof *u);
     mixp_result r = stage_new(s, g, bytes, &u->stage);
     if (r != MIXP_OK) return r;

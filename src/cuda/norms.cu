@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kept_threads, 6)
     if (first < end) read_back(next, s, first, col);
 
     for (int64_t r = first; r < end; r++) {
-        /* Take the row, and begin to read the next one. */
+        /* Use the row, and begin to read the next one. */
         float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols, rstd = next.rstd;
         plain_values<A>(next.a, h);
         plain_values<Dy>(next.dy, d);

@@ -214,8 +214,8 @@ __global__ void agree_ranks(
 /* --- gather ---------------------------------------------------------------------------- *
  *
  * Chunk c belongs to bin c modulo bin_count. A block sums each of its bins in the order of chunks.
- * The last block to finish sums the bins, and prepares the step if requested. So every GPU gives
- * the same bits. Squares are summed in f32 in groups of eight, then in double: the relative error
+ * The last block to finish sums the bins, and prepares the step if requested. So all GPUs are
+ * bit-identical. Squares are summed in f32 in groups of eight, then in double: the relative error
  * of norm is below 2^-22.
  */
 

@@ -8,7 +8,7 @@
  * on the shape, and so do the bits of every sum.
  *
  * Results differ from the CPU's by the order of sums in f32 and by e^x, whose relative error is
- * below 2^-22 (1 + |x|). Embeddings give the CPU's bits.
+ * below 2^-22 (1 + |x|). Embeddings match the CPU bit for bit.
  *
  * This room holds what the rooms of rows share: teams, parts of rows, sums in two floats.
  */

@@ -179,8 +179,8 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     return pairs;
 }
 
-/* Writes the file. own: the other ranks' own buffers, or NULL. Tells the other ranks that this may
- * take a while. */
+/* Writes the file. own: the other ranks' own buffers, or NULL. Warns the other ranks that this may
+ * take long. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
     const int busy = mixpi_crew_set_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
@@ -466,7 +466,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     return 1;
 }
 
-/* Returns the group that the file would give; the caller checks its numbers together. */
+/* Returns the group that the file describes; the caller checks its numbers together. */
 static mixp_param_group mixpi_group_loaded(const mixpi_state *s, const mixp_param_group *now) {
     const uintptr_t begin = (uintptr_t)now;
     mixp_param_group group = *now;
@@ -538,8 +538,8 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
     }
 }
 
-/* Gives the items the file's data and checks the numbers. Apart from items left out, both lists
- * have the same names in the same order. */
+/* Assigns the file's data to the items and checks the numbers. Apart from items left out, both
+ * lists have the same names in the same order. */
 static mixp_result mixpi_state_take(
     mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     size_t i, k = 0;
@@ -768,7 +768,7 @@ static void mixpi_checkpoint_read(
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
 
-    /* Read the data, check it, take memory, and only then change the state. */
+    /* Read the data, check it, allocate memory, and only then change the state. */
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
     if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
     if (r->result == MIXP_OK) mixpi_state_apply(s, what);

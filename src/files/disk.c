@@ -136,7 +136,7 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
-/* Gives the new file the mode of the old one. Until then only its owner can read it. A drive that
+/* Sets the new file's mode to the old one's. Until then only its owner can read it. A drive that
  * refuses keeps its own mode: the save does not depend on it. */
 static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
     struct stat st;
@@ -277,7 +277,7 @@ static void mixpi_save_open(mixpi_save *s) {
     if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
-/* Writes the buffer. stdio does not say how much a failed call wrote, so every error is final. */
+/* Writes the buffer. stdio hides how much a failed call wrote, so every error is final. */
 static void mixpi_save_flush(mixpi_save *s) {
     errno = 0;
     if (s->report->result == MIXP_OK && s->filled > 0 &&

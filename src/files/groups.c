@@ -137,7 +137,7 @@ static int mixpi_groups_match(const char *here, const char *there, int *map) {
     return -1;
 }
 
-/* Gives groups without a parameter the numbers that are left, in their order. */
+/* Assigns the remaining numbers to groups without a parameter, in their order. */
 static void mixpi_groups_fill(int *group) {
     int taken[MIXP_MAX_GROUPS] = { 0 }, g, next = 0;
     for (g = 0; g < MIXP_MAX_GROUPS; g++)

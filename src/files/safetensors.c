@@ -40,7 +40,7 @@ static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const ch
     return code;
 }
 
-/* Reports a failed system call. errno, which must come from that call, gives the reason. */
+/* Reports a failed system call. errno, which must come from that call, has the reason. */
 static mixp_result mixpi_report_system(mixpi_report *r, const char *what) {
     const char *why = errno ? strerror(errno) : "the system gives no reason";
     return mixpi_report_fail(r, MIXP_ERR_IO, "%s: %s", what, why);

@@ -87,7 +87,7 @@ static int mixpi_is_converted(const mixpi_state_item *item) {
     return item->from && item->from->e.dtype != item->e.dtype;
 }
 
-/* Gives each weight its data in the weight's own dtype. Returns the memory of the converted data,
+/* Prepares each weight's data in the weight's own dtype. Returns the memory of the converted data,
  * which the caller releases. */
 static void *mixpi_weights_convert(mixpi_state *s) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;

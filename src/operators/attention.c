@@ -151,7 +151,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     k->mask_at.row = stride[2];
     k->mask_key = stride[3];
 
-    /* Nothing gives the mask a gradient. */
+    /* Attention computes no gradient of the mask. */
     if (mixpi_is_no_grad(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
         "attention: the mask '%.60s' requires a gradient, but a mask gets no gradient; for a "

@@ -176,7 +176,7 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
     return mixp_apply(ctx, &deviation, 2, in, 2, &p);
 }
 
-/* Two passes, and what rounding the mean took. */
+/* Two passes, and the loss by rounding the mean. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0x7FC00000u);
     mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));

@@ -179,7 +179,7 @@ static int mixpi_adds_norm(
     return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
 }
 
-/* Records the sum without computing it, and gives the norm the operands. */
+/* Records the sum without computing it, and passes its operands to the norm. */
 static mixp_tensor *mixpi_sum_before(
     mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, mixp_norm_args *norm) {
     mixp_tensor *sum;

@@ -147,7 +147,7 @@ static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     return (uint64_t)ctx->tape.drawn++;
 }
 
-/* A loss, an operator whose results it does not take, and what it takes. */
+/* A loss, an operator whose results it does not accept, and what it accepts. */
 typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistaken;
 
 /* Warns if x of a loss comes from an operator whose results are of the wrong kind: the loss would

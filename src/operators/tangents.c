@@ -43,7 +43,7 @@ static mixp_tensor *mixpi_silu_slope(mixp_context *ctx, mixp_tensor *x) {
     return mixp_add(ctx, s, mixp_mul(ctx, x, mixpi_times_rest(ctx, s)));
 }
 
-/* The normal distribution, plus x times its density. */
+/* The slope of gelu: the normal distribution plus x times its density. */
 static mixp_tensor *mixpi_gelu_erf_slope(mixp_context *ctx, mixp_tensor *x) {
     x = mixp_clamp(ctx, x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
     mixp_tensor *below =

@@ -210,7 +210,7 @@ typedef struct mixpi_layout {
     size_t used;
 } mixpi_layout;
 
-/* Where n elements start: bytes from the begin of the block. */
+/* Where n elements start: bytes from the start of the block. */
 static size_t mixpi_layout_place(mixpi_layout *lay, int64_t n, mixp_dtype dtype) {
     const size_t bytes = (size_t)n * mixp_dtype_size(dtype), to = mixpi_alignment(bytes);
     const size_t at = (lay->used + to - 1) / to * to;

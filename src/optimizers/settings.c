@@ -387,7 +387,7 @@ static mixp_result mixpi_optimizer_desc_check(
         ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s", mixpi_kind_of(d->kind)->name, wrong);
 }
 
-/* Gives opt its working memory for Muon. Returns 0 if out of memory. */
+/* Allocates opt's working memory for Muon. Returns 0 if out of memory. */
 static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *settings) {
     mixpi_muon *m = (mixpi_muon *)mixpi_opt_host(opt, sizeof *m);
     if (!m) return 0;
@@ -405,7 +405,7 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
     return m->look != NULL;
 }
 
-/* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
+/* Allocates the memory that opt's kind and settings need. Returns 0 if out of memory. */
 static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
     if (!opt->state) return 0;
@@ -455,7 +455,7 @@ static mixp_optimizer *mixpi_do_optimizer_new(mixp_context *ctx, const mixp_opti
     opt->initial_sum = (float)d.initial_sum;
     opt->issued = -1;
 
-    /* Take its memory, then enter it into the context's list. */
+    /* Allocate its memory, then enter it into the context's list. */
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;

@@ -209,7 +209,7 @@ static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_stat
     return mixpi_ranks_prepare(o, s, 0);
 }
 
-/* Before a step: takes the memory that it needs, and enters in the plan what is compared. */
+/* Before a step: allocates the memory that it needs, and enters in the plan what is compared. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
     MIXPI_TRY(mixpi_gather_room(o));

@@ -21,7 +21,7 @@ static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
     return n;
 }
 
-/* Could a walk of another rank give t a gradient, although no walk of this rank has? */
+/* Could a walk of another rank reach t, although no walk of this rank has? */
 static int mixpi_is_absent(const mixp_tensor *t) {
     return t->own.optimizers > 0 && t->requires_grad && !t->own.ranks.leaf && !t->own.from_tape;
 }

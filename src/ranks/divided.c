@@ -87,9 +87,9 @@ static mixp_result mixpi_buffer_enter(
     return mixpi_upload(ctx, d->rows + b->first, &row, sizeof row);
 }
 
-/* Gives the divided gradient of b a buffer. At most 2 * bucket_bytes, or one buffer, are in flight:
- * to stay within this limit, the rank waits for the sums. Without scatter_ready each sum has
- * arrived when its hook returns. */
+/* Allocates a buffer for the divided gradient of b. At most 2 * bucket_bytes, or one buffer, are in
+ * flight: to stay within this limit, the rank waits for the sums. Without scatter_ready each sum
+ * has arrived when its hook returns. */
 static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     const size_t most = ctx->ranks.scatter_ready ? 2 * (size_t)ctx->ranks.bucket_bytes : 0;
     const size_t bytes = mixpi_round_up(mixpi_leaf_bytes(ctx, &d->leaves[b->first])) +

@@ -68,7 +68,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     return mixpi_scatter_wrong(k);
 }
 
-/* Gives a new context the table of the ranks. */
+/* Sets the table of the ranks in a new context. */
 MIXPI_SELDOM
 static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     mixp_ranks_desc *k = &ctx->ranks;

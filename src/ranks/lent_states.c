@@ -6,8 +6,8 @@
  * During a save or a load, the rows of parameters that another rank owns, or of which each rank
  * owns a piece, point to host memory that is laid out like the states of a complete tensor. For a
  * save only rank 0 borrows this memory, and the owners fill it. For a load all rows share the
- * memory of the largest one, which only tells which states a row has: each rank takes its pieces
- * out of the file's data.
+ * memory of the largest one, which only shows which states a row has: each rank copies its pieces
+ * from the file's data.
  */
 static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row row = opt->rows[i];
@@ -16,8 +16,8 @@ static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     return lay.used;
 }
 
-/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away.
- * shared: all rows get the same memory. */
+/* Lends memory to every row that this rank does not own. memory NULL: removes the memory. shared:
+ * all rows get the same memory. */
 static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
     for (int64_t i = 0; i < opt->count; i++) {
         mixp_param_row *row = &opt->rows[i];

@@ -130,7 +130,7 @@ static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d, mixpi
     return r;
 }
 
-/* Gives the gradients that this rank left out of the walk the mark of the others. */
+/* Copies the others' mark to the gradients that this rank left out of the walk. */
 static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
     for (int64_t i = 0; i < d->n_leaves; i++) {
         if (d->leaves[i].filled) d->leaves[i].tensor->own.grad->own.mark = mark;

@@ -77,7 +77,7 @@ static int mixpi_recipe_trains(const mixp_context *ctx) {
     return !mixpi_is_no_grad(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
 }
 
-/* Takes the recipe r for a linear. */
+/* Uses the recipe r for a linear. */
 static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
         mixp_result made;
@@ -94,7 +94,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     return MIXP_OK;
 }
 
-/* The recipe that the rules give a linear with this weight; NULL: it multiplies in bf16. */
+/* The recipe of a linear with this weight by the rules; NULL: it multiplies in bf16. */
 static const mixp_recipe *mixpi_recipe_by_rules(const mixp_context *ctx, mixp_tensor *weight) {
     const mixp_tensor *w = mixpi_lasting(weight);
     return mixpi_rules_recipe(ctx->casting, w ? w->name : "");
@@ -265,7 +265,7 @@ static int mixpi_weight_is_fresh(
            p->block_rows == k->block_rows && p->block_cols == k->block_cols && p->given == k->given;
 }
 
-/* Gives q the weight's quantised values, made if they are not fresh. */
+/* Sets q to the weight's quantised values, quantised again if stale. */
 static mixp_result mixpi_weight_quantise(
     mixp_call *c, mixpi_weight_copy *copy, mixp_quantise_args *k, mixpi_quantised *q) {
     uint64_t versions[2];
@@ -297,7 +297,7 @@ static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
     return how;
 }
 
-/* If narrow products run: notes how k quantises, and gives k memory for the scales of blocks,
+/* If narrow products run: notes how k quantises, and allocates memory for the scales of blocks,
  * unless k has some for codes. */
 static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     int64_t count;
@@ -312,7 +312,7 @@ static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixp
     return MIXP_OK;
 }
 
-/* Gives k memory for the factors of lines. */
+/* Allocates memory for k's factors of lines. */
 static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     const int64_t count = mixpi_quantise_lines(k);
     q->down = k->block_cols == 1;
@@ -352,7 +352,7 @@ static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_cal
 }
 
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
- * rows. Give q->y back with mixpi_recipe_free. */
+ * rows. Free q->y with mixpi_recipe_free. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
     int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
     const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
@@ -392,7 +392,7 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
     return k;
 }
 
-/* Gives back what a product quantised for itself. */
+/* Frees what a product quantised for itself. */
 static void mixpi_quantised_free(mixp_context *ctx, const mixpi_quantised *q) {
     if (q->lent) return;
     mixpi_recipe_free(ctx, q->y);

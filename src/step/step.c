@@ -572,7 +572,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
     return mixpi_verdict(opt);
 }
-/* A disabled scaler takes no part in the step, so its optimizers do not know about the loss. */
+/* A disabled scaler has no part in the step, so its optimizers do not see the loss. */
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixp_verdict v = mixpi_worst_verdict(scaler);
     int32_t bad = 0;

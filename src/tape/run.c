@@ -85,7 +85,7 @@ static mixp_result mixpi_cast_to_f32(mixp_call *c) {
     return MIXP_OK;
 }
 
-/* Gives the result that infer declared its memory, in the dtype that autocast and the guard
+/* Allocates memory for the result that infer declared, in the dtype that autocast and the guard
  * choose. */
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
@@ -132,7 +132,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     }
     if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region);
 
-    /* infer says the result's shape; its dtype is that of the class, or of the guard. */
+    /* infer declares the result's shape; its dtype is that of the class, or of the guard. */
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     r = mixpi_allocate_output(c, cls, region);

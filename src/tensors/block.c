@@ -3,10 +3,10 @@
 /* --- a block of the caller's ------------------------------------------------------------- *
  *
  * All host memory of a context in one array of the caller's: consecutive chunks, each behind its
- * record. A request takes the first free chunk with room; a release joins neighbouring free chunks.
+ * record. A request uses the first free chunk with room; a release joins neighbouring free chunks.
  * This first fit suffices because a context releases little.
  */
-enum { MIXPI_LINE = 64 };       /* alignment of chunks; bytes that a record takes          */
+enum { MIXPI_LINE = 64 };       /* alignment of chunks; bytes that a record needs          */
 
 typedef struct mixpi_block_part {
     size_t size;                /* bytes of the memory behind this record                  */
@@ -39,7 +39,7 @@ static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
     return b;
 }
 
-/* Takes the free chunk at *at, which has room. The rest of the chunk becomes a separate chunk. */
+/* Uses the free chunk at *at, which has room. The rest of the chunk becomes a separate chunk. */
 static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes) {
     mixpi_block_part *c = *at, *rest = c->next;
     if (c->size - bytes > MIXPI_LINE) {

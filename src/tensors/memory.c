@@ -20,7 +20,7 @@ static void mixpi_host_free(mixp_context *ctx, void *p) {
     ctx->exec.host.release(p, ctx->exec.host.user);
 }
 
-/* Returns the device's reason for a failed call, or the text of r if the device gives none. */
+/* Returns the device's reason for a failed call, or the text of r if the device has none. */
 static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
     const char *why = ctx->device->message ? ctx->device->message(&ctx->exec) : "";
     return *why ? why : mixp_result_text(r);
@@ -322,7 +322,7 @@ static size_t mixpi_arena_skip(const mixpi_arena *a, const mixpi_piece *p, size_
     return p->from_device ? 0 : mixpi_skip(mixpi_arena_end(a, p), bytes);
 }
 
-/* Takes memory from the first piece with room. Returns NULL with the error set. */
+/* Allocates from the first piece with room. Returns NULL with the error set. */
 static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     mixpi_piece *p = a->first;
     while (p && p->part - p->used < mixpi_arena_skip(a, p, bytes) + bytes) p = p->next;
@@ -358,7 +358,7 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
     return p;
 }
 
-/* Gives a buffer back within the step. Later requests that fit may reuse the buffer. */
+/* Frees a buffer within the step. Later requests that fit may reuse the buffer. */
 static void mixpi_arena_free(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return; /* no harm: the buffer is not reused */

@@ -16,7 +16,7 @@ typedef struct mixpi_piece {
     const void *owner;          /* object with which the piece is freed; NULL: the context */
 } mixpi_piece;
 
-/* A bump allocator, freed all at once. Pieces stay in the order they were made, and a request takes
+/* A bump allocator, freed all at once. Pieces stay in the order they were made, and a request uses
  * the first piece with room. The same requests therefore get the same addresses again, and a loop
  * that repeats itself allocates nothing after its first round. */
 typedef struct mixpi_arena {
@@ -195,7 +195,7 @@ struct mixp_context {
     mixpi_errors    errors;
     mixpi_memory    memory;
     struct mixpi_pool *pool;    /* threads, started by the first parallel loop             */
-    /* Where the program is. seed, step and tensors_made stand here for files/list.c. */
+    /* Where the program is. seed, step and tensors_made are here for files/list.c. */
     uint64_t        seed, step, generation;
     int64_t         tensors_made;   /* ids of permanent tensors                            */
     int             evaluates;  /* 1: the step began with mixp_eval_begin, which counts none */

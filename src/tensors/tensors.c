@@ -354,7 +354,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
             mixpi_shape_text(t->rank, t->shape, shape, sizeof shape), (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
 
-    /* Any failure gives NaN, as bits: fast-math would fold 0/0. */
+    /* Any failure returns NaN, as bits: fast-math would fold 0/0. */
     return (double)mixp_f32_of_bits(0x7FC00000u);
 }
 

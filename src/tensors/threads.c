@@ -158,7 +158,7 @@ static void *mixpi_pool_worker(void *arg) {
     return NULL;
 }
 
-/* Starts the workers. If the system gives fewer threads than asked for, these do all the work. */
+/* Starts the workers. If the system starts fewer threads than requested, these do all the work. */
 static void mixpi_pool_start(mixpi_pool *p, int workers) {
     memset(p, 0, sizeof *p);
     p->gate = MIXPI_GATE_ROUND;

@@ -114,7 +114,7 @@ static int mixpi_is_seen(const mixp_context *ctx) {
 /* --- handles: without a guard they do nothing --- *
  *
  * Each handle has the name of its member, so that a search for the name finds both. A call without
- * a site, number 0, is not the guard's. Handles that read a call stand in tape/run.c.
+ * a site, number 0, is not the guard's. Handles that read a call are in tape/run.c.
  */
 static void mixpi_watcher_captured(mixp_context *ctx) {
     if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);

@@ -3,9 +3,9 @@
 /* --- blocks that are computed again --------------------------------------------------------- *
  *
  * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
- * block, each recorded operator runs its forward again, oldest first: the same kernels with the
- * same inputs and the same keys of random numbers give the same bits. A block under MIXP_NO_GRAD
- * records nothing: the context keeps a list of its calls until the block ends.
+ * block, each recorded operator runs its forward again, oldest first, with the same kernels, inputs
+ * and keys of random numbers, so the results are bit-identical. A block under MIXP_NO_GRAD records
+ * nothing: the context keeps a list of its calls until the block ends.
  */
 struct mixpi_rerun {
     mixpi_tape_entry **entries; /* entries of the block, oldest first                      */

@@ -89,7 +89,7 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
     float *memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
 
-    /* The gradients that the walk gives. */
+    /* The gradients that the walk computes. */
     for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
     mixp_result r = mixpi_check_walk(ctx, fn, user);
 

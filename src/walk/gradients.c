@@ -65,7 +65,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     }
     if (!mixp_call_wants(c, i)) return NULL;
 
-    /* Memory of its own. The ranks give a parameter's gradient its place at the first write. */
+    /* Memory of its own. The ranks assign a parameter's gradient its place at the first write. */
     const int laid = t->own.from_tape && t->own.grad && t->own.grad->data; /* set by backward */
     mixp_result r = MIXP_OK;
     if (!t->own.from_tape && !t->grad) r = mixpi_crew_walk_opens(c->ctx, t);

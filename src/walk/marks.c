@@ -2,9 +2,9 @@
 #include "../tape/run.c"
 /* --- marks of gradients ---------------------------------------------------------------- *
  *
- * A mark says by which factor a gradient is multiplied. A walk begins with a true gradient, a
- * scaler's operator changes the mark, and each operator passes the mark on to the gradients of its
- * inputs.
+ * A mark records the factor by which a gradient is multiplied. A walk begins with a true gradient,
+ * a scaler's operator changes the mark, and each operator passes the mark on to the gradients of
+ * its inputs.
  */
 enum {
     MIXPI_MARK_NONE,            /* unknown: zeros, or filled by the user                   */

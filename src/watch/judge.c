@@ -295,7 +295,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     if (site->lost > (double)w->imprecise) site->verdict |= MIXPI_SAW_IMPRECISE;
 }
 
-/* Takes what a device measured of a linear's operands, before ranks add the counts of all rows. */
+/* Reads what a device measured of a linear's operands, before ranks add the counts of all rows. */
 static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
     mixp_look *row = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
     mixp_losses found;

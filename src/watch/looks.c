@@ -134,7 +134,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     if (e->alias) e->site = 0; /* its memory has been looked at already */
     if (e->alias || !mixpi_is_real(out->dtype)) return MIXP_OK;
 
-    /* Look at what was stored, what it was made from, and what f32 would have given. */
+    /* Look at what was stored, what it was made from, and the result that f32 would have. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
     MIXPI_TRY(mixpi_site_note_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32));
     if (mixpi_inspects(ctx, e->site, out))

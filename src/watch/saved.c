@@ -139,7 +139,7 @@ static int mixpi_guard_items(mixpi_state *s) {
     return 1;
 }
 
-/* Gives the guard's arrays the length that the file has. */
+/* Sets the guard's arrays to the file's length. */
 static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
     const mixpi_watch *w = s->ctx->watch;
     if (!mixpi_guard_was_on(w)) return;

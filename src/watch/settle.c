@@ -175,7 +175,7 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
     o->clean = 0;
     if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
 
-    /* The event says how bad it was. */
+    /* The event shows how bad it was. */
     mixpi_happening *e =
         mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
             &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -185,7 +185,7 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
 }
 
 /* Settles the operands of a linear, and makes them ready for the next sample. A loss that is not
- * finite says nothing about them. */
+ * finite shows nothing about them. */
 static void mixpi_settle_operands(mixp_context *ctx, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     for (int i = 0; i < MIXPI_ROLES; i++) {
@@ -464,7 +464,7 @@ static mixp_result mixpi_guard_take_state(mixp_context *ctx, const mixp_scaler *
     mixp_scaler_state state;
     mixp_result r = mixpi_settle_pins(ctx);
 
-    /* A device that cannot post tells at once. */
+    /* A device that cannot post reports at once. */
     if (!d->post) {
         w->updated_step = ctx->step;
         if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);

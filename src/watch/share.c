@@ -258,7 +258,7 @@ static int64_t mixpi_share_words(const mixpi_share *s) {
     return looks + (s->end - s->first) * MIXPI_SITE_WORDS;
 }
 
-/* Sites that one table takes: all of them if there are few ranks. */
+/* Sites that one table holds: all of them if there are few ranks. */
 static int64_t mixpi_share_most(const mixp_context *ctx) {
     const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) - MIXPI_SHARED_LOOK_WORDS;
     return row < MIXPI_SITE_WORDS ? 1 : row / MIXPI_SITE_WORDS;

@@ -196,7 +196,7 @@ static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int 
     else snprintf(text, MIXPI_SITE_NAME, "%.64s%s%.20s", stem, colon, v->op->name);
 }
 
-/* Gives a new site a unique name. */
+/* Makes a unique name for a new site. */
 MIXPI_SELDOM
 static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
