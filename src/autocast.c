@@ -1,7 +1,6 @@
 #pragma once
 #include "tape.h"
 #include "tensors/params.c"
-#include "recipes/quantiser.c"
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64

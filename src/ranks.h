@@ -1,5 +1,5 @@
 #pragma once
-#include "step.h"
+#include "tensors.h"
 /* ==== 14. RANKS =========================================================== >>ranks ====
  *
  * Many machines. mixprec decides which data ranks exchange, and when. You supply the transport:

@@ -164,6 +164,6 @@ static mixp_result mixpi_crew_plan(mixp_optimizer *opt) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK;
 }
 static void mixpi_crew_verdict(
-    const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v) {
+    const mixp_optimizer *opt, const mixp_step_state *s, struct mixp_verdict *v) {
     if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v);
 }
