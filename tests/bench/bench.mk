@@ -28,7 +28,7 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 
 .PHONY: bench bench-small bench-conv bench-llama bench-kernels bench-cuda ledger
 
-bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the installed peer libraries (takes minutes)
+bench: $(BUILD)/bench/libpeers.so $(BUILD)/bench/bench_threads examples   ## mixprec beside the installed peer libraries (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
 
 bench-small: $(BUILD)/bench/libsmall.so   ## a small network's step beside PyTorch's, in turns

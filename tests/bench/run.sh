@@ -1,6 +1,6 @@
 #!/bin/sh
 # run.sh - what `make bench` runs: conversions, the optimizer phase, products, training, each
-# beside the peers that are installed. Run it on a machine that does nothing else.
+# beside the peers that are installed; then a step by number of threads. Run it on a machine that does nothing else.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
 #   tests/bench/run.sh [TEXT]        TEXT: what the small GPT is trained on [mixprec.h]
@@ -13,4 +13,7 @@ else
 fi
 echo
 echo "Training nanoGPT's CPU configuration"
-PYTHON="$python" BUILD="$build" "$here/train.sh" "$text" 3 2 100
+PYTHON="$python" BUILD="$build" "$here/train.sh" "$text" 3 2 100 || exit 1
+echo
+echo "A step's kernels by number of threads"
+"$build/bench/bench_threads"

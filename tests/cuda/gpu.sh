@@ -21,7 +21,8 @@
 #       fp8         the same steps with recipes multiplied in fp8
 #       big         steps of GPT-2 1.5B: ms and GB
 #       races       racecheck of attention
-#       cpu         the host's CPU: GPT-2's step and products by number of threads (THREADS), with AMX and without
+#       cpu         the host's CPU: GPT-2's step and products by number of threads (THREADS), with AMX and without; how the
+#                   kernels of a step scale
 #       kernels     every kernel against a copy, and PyTorch's
 #       training    steps of GPT-2 124M and of the character GPT in each dtype
 #       peers       the same steps by PyTorch

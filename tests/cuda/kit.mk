@@ -8,7 +8,7 @@ KIT      ?= $(BUILD)/kit
 KIT_ARCH ?= sm_90a
 KIT_NVCC  = $(NVCC) -std=c++17 -arch=$(KIT_ARCH) $(SPLIT) -x cu $(INCLUDES)
 KIT_TESTS = $(notdir $(GPU_TESTS))
-KIT_OTHERS = probe bench_cuda trainer_cuda bench_gemm
+KIT_OTHERS = probe bench_cuda trainer_cuda bench_gemm bench_threads
 
 # The objects of one GPU lie in a folder of their own: those of another cannot be mistaken for them.
 KIT_OBJECTS = $(BUILD)/kit_objects/$(KIT_ARCH)
@@ -29,7 +29,7 @@ $(BUILD)/kit_objects/bench_cuda.o: tests/bench/bench_cuda.cpp tests/support/ledg
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -isystem $(CUDA)/include $(INCLUDES) -c $< -o $@
 
-$(BUILD)/kit_objects/bench_gemm.o: tests/bench/bench_gemm.c $(HEADER)
+$(BUILD)/kit_objects/bench_%.o: tests/bench/bench_%.c tests/bench/gpt.h examples/profile.h $(HEADER)
 	$(call say,cc $@)
 	$(Q)mkdir -p $(@D) && $(CC) -O2 -DMIXPREC_IMPLEMENTATION_DONE $(INCLUDES) -c $< -o $@
 
@@ -45,7 +45,7 @@ $(KIT_TESTS:%=$1/bin/%): $1/bin/%: $2/%.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_l
 $1/bin/probe: $2/probe.o ; $$(kit_link)
 $1/bin/bench_cuda: $(BUILD)/kit_objects/bench_cuda.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_link)
 $1/bin/trainer_cuda: $(BUILD)/trainer_cuda.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_link)
-$1/bin/bench_gemm: $(BUILD)/kit_objects/bench_gemm.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_link)
+$1/bin/bench_gemm $1/bin/bench_threads: $1/bin/%: $(BUILD)/kit_objects/%.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_link)
 $(KIT_TESTS:%=$1/bin/%) $(KIT_OTHERS:%=$1/bin/%): private KIT_LIBS = $4
 endef
 define kit_link
