@@ -645,7 +645,7 @@ static void conv_sizes(const mixp_tensor *t, int64_t *to) {
     for (i = 2; i < t->rank; i++) to[5 - t->rank + i - 2] = t->shape[i];
 }
 
-#define CONV_TOO_LARGE "the padded image or its columns are too large; take a smaller stride, padding or dilation"
+#define CONV_TOO_LARGE "the padded image or its columns are too large; use a smaller stride, padding or dilation"
 
 /* Fills in the sizes from x and w; the description's numbers are in s already. */
 static const char *conv_shape_wrong(conv_shape *s, const mixp_tensor *x, const mixp_tensor *w, int transposed) {
@@ -776,7 +776,7 @@ static int conv_is_whole(mixp_context *ctx, const char *name, const char *what, 
     int i, given = 0;
     for (i = 0; i < dims && i < 3; i++) given += from[i] != 0;
     if (!given || given == dims) return 1;
-    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s is { %d, %d, %d }: give a number for each of %d dimensions", name,
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s is { %d, %d, %d }: set a number for each of %d dimensions", name,
                       what, from[0], from[1], from[2], dims);
     return 0;
 }
@@ -799,9 +799,9 @@ static int conv_described(conv_shape *s, const conv_desc *desc, int dims) {
 static int conv_fits(mixp_context *ctx, const char *name, const mixp_tensor *x, int dims, int described) {
     if (x->rank == dims + 2 && described) return 1;
     mixp_context_fail(ctx, MIXP_ERR_SHAPE, x->rank == dims + 2
-                      ? "%s: rank %d has %d dimensions behind the channels; set the description's numbers for further "
+                      ? "%s: rank %d has %d dimensions after the channels; set the description's numbers for further "
                         "ones to 0"
-                      : "%s: give tensors of rank %d, with %d dimensions behind the first two; the rank of this one "
+                      : "%s: pass tensors of rank %d, with %d dimensions after the first two; the rank of this one "
                         "is %d",
                       name, dims + 2, dims, x->rank);
     return 0;
@@ -985,7 +985,7 @@ static mixp_result conv_window_infer(mixp_call *c) {
     }
     conv_calm_strides(&k->s);
     if (conv_too_large(&k->s))
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: the windows have too many values; take a smaller size, "
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: the windows have too many values; use a smaller size, "
                                  "padding or dilation", c->op->name);
     shape[0] = k->s.batch;
     shape[1] = conv_taps(&k->s);
@@ -1068,7 +1068,7 @@ static mixp_tensor *conv_windows(mixp_context *ctx, mixp_tensor *x, const pool_d
         !conv_is_whole(ctx, "pool", "dilation", desc->dilation, dims))
         return NULL;
     if (!desc->size[0]) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "pool: size is 0: give the size of the window");
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "pool: size is 0: set the size of the window");
         return NULL;
     }
     return mixp_apply(ctx, &row, 1, &x, 1, k);
@@ -1302,7 +1302,7 @@ CONV_API mixp_tensor *max_unpool(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
     if (!conv_given(ctx, "max_unpool", "x", x) || !conv_given(ctx, "max_unpool", "indices", indices)) return NULL;
     if (!conv_sizes_asked(ctx, "max_unpool", x, size, places)) return NULL;
     if (indices->rank != x->rank || memcmp(indices->shape, x->shape, (size_t)x->rank * sizeof *x->shape) != 0) {
-        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "max_unpool: give indices of the shape of x, as max_pool makes them; "
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "max_unpool: pass indices of the shape of x, as max_pool makes them; "
                           "x has rank %d and %lld values, indices have rank %d and %lld", x->rank, (long long)x->count,
                           indices->rank, (long long)indices->count);
         return NULL;
@@ -1499,7 +1499,7 @@ static mixp_tensor *conv_affine(mixp_context *ctx, mixp_tensor *x, mixp_tensor *
 static int conv_by_channels(mixp_context *ctx, const char *name, const char *what, const mixp_tensor *t,
                             const mixp_tensor *x) {
     if (!t || t->count == x->shape[1]) return 1;
-    mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: give one value of %s for each of %lld channels; it has %lld", name,
+    mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: pass one value of %s for each of %lld channels; it has %lld", name,
                       what, (long long)x->shape[1], (long long)t->count);
     return 0;
 }
@@ -1633,7 +1633,7 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
     if (!training && keep) return conv_affine(ctx, conv_normalize(ctx, x, keep, eps), gamma, beta);
     if (x->count == x->shape[1]) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "batch_norm: each channel of x has one value, so its variance is 0 and "
-                          "the result 0 for any x; take a larger batch, or leave out a last batch of one");
+                          "the result 0 for any x; use a larger batch, or omit a last batch of one");
         return NULL;
     }
     memcpy(turned, x->shape, sizeof turned);

@@ -763,7 +763,7 @@ static const char *ddp_tcp_meet(const char *host, int port, double until) {
     struct addrinfo hints, *found = NULL;
     const char *why = NULL;
     int listener = -1, unknown;
-    if (strchr(host, ':')) return "MASTER_ADDR is an IPv6 address, and ranks meet by IPv4: give an IPv4 address or a name";
+    if (strchr(host, ':')) return "MASTER_ADDR is an IPv6 address, and ranks meet by IPv4: use an IPv4 address or a name";
     memset(&hints, 0, sizeof hints), memset(list, 0, sizeof list);
     hints.ai_family = AF_INET;
     hints.ai_socktype = SOCK_STREAM;

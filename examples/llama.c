@@ -79,7 +79,7 @@ static void check(const char *doing) {
     if (result != MIXP_OK) end_by_error(&m.run, why);
     if (result != MIXP_OK)
         die(1, "%s: %s%s%s%s", doing, why, result == MIXP_ERR_MEMORY ? plan_text : "",
-            saved ? ". The last checkpoint is whole; go on with: " : "", saved ? command_that_continues : "");
+            saved ? ". The last checkpoint is complete; continue with: " : "", saved ? command_that_continues : "");
 }
 
 #include "trainer/llama_cache.h"

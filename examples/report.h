@@ -716,7 +716,7 @@ static report_result report_find_falls(report_data *d) {
 static report_result report_take_header(report_data *d, const report_parser *r, const char *path,
                                         char *error) {
     if (!r->metrics || strcmp(r->metrics, "mixprec") != 0)
-        return report_fail(error, REPORT_ERR_VERSION, "%s does not begin as a log of metrics: give "
+        return report_fail(error, REPORT_ERR_VERSION, "%s does not begin as a log of metrics: pass "
                            "the metrics.jsonl of a run", path);
     if (r->version < REPORT_VERSION || r->version > REPORT_VERSION)
         return report_fail(error, REPORT_ERR_VERSION, "%s is of version %g, and this program reads "
@@ -732,8 +732,8 @@ static report_result report_read_line(report_data *d, char *line, long number, c
     report_result result = REPORT_OK;
     int           good = report_parse(&r, line);
     if (!good)
-        result = report_fail(error, REPORT_ERR_FORMAT, "%s, line %ld is malformed: take that line "
-                             "out, or go on with the run, which mends its log", path, number);
+        result = report_fail(error, REPORT_ERR_FORMAT, "%s, line %ld is malformed: remove that "
+                             "line, or continue the run, which repairs its log", path, number);
     else if (!r.has_step) result = report_take_header(d, &r, path, error);
     else result = report_keep(d, &r);
     if (result == REPORT_ERR_MEMORY) report_fail(error, result, "%s: out of memory", path);
@@ -781,23 +781,23 @@ static report_result report_read(report_data *d, const char *path, char *error) 
         *end = '\0';
         if (strlen(line) != (size_t)(end - line))
             return report_fail(error, REPORT_ERR_FORMAT, "%s, line %ld holds a zero byte, as after a "
-                               "power cut: take that line out, or go on with the run, which mends "
+                               "power cut: remove that line, or continue the run, which repairs "
                                "its log", path, number);
         if (number == 1 && strncmp(line, "{\"metrics\":", 11) != 0)
             return report_fail(error, REPORT_ERR_VERSION, "%s does not begin as a log of metrics: "
-                               "give the metrics.jsonl of a run", path);
+                               "pass the metrics.jsonl of a run", path);
         result = report_read_line(d, line, number, path, error);
     }
     if (result != REPORT_OK) return result;
     if (number == 0 || (number == 1 && !d->title))
-        return report_fail(error, REPORT_ERR_VERSION, "%s has no complete line: give the "
+        return report_fail(error, REPORT_ERR_VERSION, "%s has no complete line: pass the "
                            "metrics.jsonl of a run", path);
     if (report_find_falls(d) != REPORT_OK)
         return report_fail(error, REPORT_ERR_MEMORY, "%s: out of memory", path);
     d->is_cut = line != d->memory + size;
     if (!d->is_cut) return REPORT_OK;
-    return report_fail(error, REPORT_ERR_CUT, "%s ends within line %ld: all before it is shown. Go "
-                       "on with the run, or take that line out", path, number);
+    return report_fail(error, REPORT_ERR_CUT, "%s ends within line %ld: all before it is shown. "
+                       "Continue the run, or remove that line", path, number);
 }
 
 /* ==== The page ======================================================================
@@ -1357,7 +1357,7 @@ static void report_draw_underflow(const report_data *d, FILE *f) {
     }
     a.bottom = a.top + (l.n < 8 ? 22 : 16) * l.n;
     report_panel(f, "Underflow by layer", "share of a layer's worst gradient that becomes 0 in fp16: "
-                 REPORT_HEAT_KEY "; right: the newest sample", (int)a.bottom + 24,
+                 REPORT_HEAT_KEY "; right: the last sample", (int)a.bottom + 24,
                  "Share of gradients flushed to zero, by layer and step");
     report_y_title(&a, "layer");
     report_label(&a, REPORT_RIGHT, a.top - 11, "end", "newest");

@@ -322,8 +322,8 @@ int main(int argc, char **argv) {
 
     /* data, model, guard */
     if (wrong_argument(argc, argv)) return usage(argv[wrong_argument(argc, argv)]);
-    if (!read_text(path)) return fail("cannot read the text; give another file as TEXT: ", path);
-    if (text.count < 20 * T) return fail("the text is shorter than 1280 bytes; give a longer text than ", path);
+    if (!read_text(path)) return fail("cannot read the text; pass another file as TEXT: ", path);
+    if (text.count < 20 * T) return fail("the text is shorter than 1280 bytes; pass a longer text than ", path);
     printf("%s: %lld bytes, %d different characters, %s\n", path, (long long)text.count, text.vocab, in);
     ctx = mixp_context_new(NULL);
     make_model(ctx);

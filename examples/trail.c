@@ -36,7 +36,7 @@ static int read_line(trail_file *f) {
             f->line++;
             return 1;
         }
-        if (n + 1 == LINE_MOST) refuse(f, "a line has more than 16,383 bytes; this file is no trail");
+        if (n + 1 == LINE_MOST) refuse(f, "a line has more than 16,383 bytes; this file is not a trail");
         if ((c < ' ' && c != '\t') || c == 127 || (before == 0xC2 && c >= 0x80 && c < 0xA0)) c = '?';
         f->text[n++] = (char)c;
     }
@@ -149,7 +149,7 @@ int main(int argc, char **argv) {
         if (more_a && more_b && same_place(&a, &b) && same_values(&a, &b)) continue;
         printf("%" PRId64 " records are equal; the runs first differ at\n", equal);
         if (more_a != more_b) {
-            printf("the end of %s; the other goes on with step %s, %s %s\n", more_a ? b.path : a.path,
+            printf("the end of %s; the other continues with step %s, %s %s\n", more_a ? b.path : a.path,
                    (more_a ? a : b).field[STEP], kind_of(more_a ? &a : &b), (more_a ? a : b).field[NAME]);
         } else if (!same_place(&a, &b)) {
             printf("step %s, %s %s\nwhere the other has step %s, %s %s\n", a.field[STEP], kind_of(&a), a.field[NAME],

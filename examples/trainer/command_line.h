@@ -89,7 +89,7 @@ static double parse_number(const option *o, const char *text) {
             o->kind == WHOLE ? "whole " : "", o->name,
             strcmp(o->initial, "auto") == 0 ? (o->kind == WHOLE ? 100 : 0.1) : atof(o->initial));
     if (!(value >= o->low && value <= o->high))
-        die(2, "--%s %s is out of range: give a number from %s to %s", o->name, text,
+        die(2, "--%s %s is out of range: pass a number from %s to %s", o->name, text,
             limit_text(o->low, low), limit_text(o->high, high));
     return value;
 }

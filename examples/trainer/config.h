@@ -38,8 +38,8 @@ static const option *option_of_key(const char *path, const char *key) {
     int  i = json_string(key, name, sizeof name) < 0 ? -1 : find_option(name, strlen(name));
     if (i < 0) die(1, "%s: \"%.40s\" is not the name of an option", path, name[0] ? name : key);
     if (strcmp(options[i].name, "ranks") != 0 && !is_of_experiment(i))
-        die(1, "%s names --%s, which a config.json cannot choose: give it on the command line, and "
-               "take that line out", path, options[i].name);
+        die(1, "%s names --%s, which a config.json cannot choose: set it on the command line, and "
+               "remove that line", path, options[i].name);
     return &options[i];
 }
 
@@ -60,7 +60,7 @@ static void apply_config_file(config *c, const char *path, config_part part) {
     if (*root != '{') die(1, "%s is not an object of options: it does not begin with {", path);
     for (const char *key = json_first(root); key; key = json_next(json_of_key(key))) {
         const option *o = option_of_key(path, key);
-        if (seen[o - options]++) die(1, "%s names \"%s\" twice: take one of them out", path, o->name);
+        if (seen[o - options]++) die(1, "%s names \"%s\" twice: remove one of them", path, o->name);
         config_text(path, o, json_of_key(key), value, sizeof value);
         if (strcmp(o->name, "ranks") == 0) {            /* the number of ranks: not an option here */
             if (part == CONFIG_ALL) c->ranks_before = atol(value);
@@ -198,7 +198,7 @@ static void apply_gpt2_config(config *c, const char *path) {
     check_keys(path, root, COMMON_CONFIG, GPT2_KEYS);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (!json_text(json_find(root, keys[i][0]), value, sizeof value))
-            die(1, "%s has no %s: take the one that belongs to the weights", path, keys[i][0]);
+            die(1, "%s has no %s: use the one of the weights", path, keys[i][0]);
         set_by_name(c, keys[i][1], value);
     }
     set_by_name(c, "bias", "on");

@@ -123,7 +123,7 @@ static int read_vocabulary(corpus *d, const config *c) {
     }
     if (!good || d->vocab < 2)
         die(2, "--vocabulary \"%.40s\" is neither \"bytes\" with two hex digits for each nor "
-               "\"tokens\" with their number: take the one of the model's config.json", text);
+               "\"tokens\" with their number: use the one of the model's config.json", text);
     d->rows = c->vocab == AUTO ? d->vocab : c->vocab;
     if (d->rows < d->vocab)
         die(2, "--vocab %lld is less than the vocabulary of %lld: raise it, or leave it out",
@@ -154,7 +154,7 @@ static const shard *shard_with(const corpus *d, int64_t i) {
 static void die_beyond(const corpus *d, const shard *s, int32_t token) {
     if (token < 0) die(1, "%s holds a number that is not a token: it is negative, or 2^31 and more", s->path);
     if (d->words && d->rows == d->words->count)
-        die(1, "%s holds token %ld, and the %lld tokens of --tokenizer end before it: take the one that "
+        die(1, "%s holds token %ld, and the %lld tokens of --tokenizer end before it: use the one that "
                "made the data", s->path, (long)token, (long long)d->rows);
     die(1, "%s holds token %ld, beyond those of --vocab %lld: raise it, or leave it out", s->path,
         (long)token, (long long)d->rows);
@@ -192,7 +192,7 @@ static void number_bytes(corpus *d, const config *c) {
         }
     for (int b = 0; b < 256; b++) {
         if (occurs[b] && known && d->id_of_byte[b] < 0)
-            die(1, "%s holds the byte 0x%02x, which the model does not know: take it out of the "
+            die(1, "%s holds the byte 0x%02x, which the model does not know: remove it from the "
                    "text, or train a new model", c->data, b);
         if (occurs[b] && !known) add_byte(d, b);
     }
@@ -359,7 +359,7 @@ static void free_corpus(corpus *d) {
 static void check_length(const corpus *d, const char *path, int64_t have, int64_t least,
                          int64_t block) {
     if (have < least)
-        die(1, "%s has %lld %s; --block %lld needs %lld or more: take a longer text or a smaller "
+        die(1, "%s has %lld %s; --block %lld needs %lld or more: use a longer text or a smaller "
                "--block", path, (long long)have, d->is_text ? "bytes" : "tokens", (long long)block,
             (long long)least);
 }
@@ -367,7 +367,7 @@ static void check_length(const corpus *d, const char *path, int64_t have, int64_
 /* If another program truncates a mapped file, reading it raises SIGBUS. */
 static void on_lost_file(int number) {
     static const char text[] = "trainer: a file of --data became shorter, or cannot be read any "
-                               "more: go on from the last checkpoint with --resume\n";
+                               "more: continue from the last checkpoint with --resume\n";
     (void)number;
     if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(2);
     _exit(1);
@@ -444,7 +444,7 @@ static int64_t read_prompt_words(const config *c, const corpus *d, int32_t *ids)
         const bpe_token *word = &d->words->tokens[all[i]];
         if (all[i] >= d->rows)
             die(1, "--prompt holds \"%.*s\", token %ld of %s, and the model has %lld tokens: leave it out, or "
-                   "take the tokenizer that made the model's data", word->length, word->bytes, (long)all[i],
+                   "use the tokenizer that made the model's data", word->length, word->bytes, (long)all[i],
                 c->tokenizer, (long long)d->rows);
         ids[i] = all[i];
     }
@@ -459,7 +459,7 @@ static int64_t read_numbers(const config *c, const corpus *d, int32_t *ids) {
         char *end = NULL;
         long  id = strtol(p, &end, 10);
         if (end == p || (*end && *end != ' ') || id < 0 || id >= d->rows)
-            die(2, "--prompt \"%s\": give token numbers below %lld, such as --prompt \"1 0 1\": "
+            die(2, "--prompt \"%s\": pass token numbers below %lld, such as --prompt \"1 0 1\": "
                    "the model knows no text, but with --tokenizer", c->prompt, (long long)d->rows);
         ids[n++] = (int32_t)id;
         p = end;

@@ -36,7 +36,7 @@ enum { HAS_CUDA = 0 };
 static const mixp_device *find_gpu(int ordinal, const char **why) {
     gpu_ordinal = ordinal;
     *why = "this program was built without CUDA. Build it with -DTRAINER_CUDA and "
-           "mixprec_cuda.cu, as the head of trainer.c says";
+           "mixprec_cuda.cu, as the top of trainer.c shows";
     return NULL;
 }
 #endif

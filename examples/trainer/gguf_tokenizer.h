@@ -151,7 +151,7 @@ static void gguf_put_tokenizer(gguf_writer *w, tokenizer *t, const char *json, i
     if (t->count > rows)
         die(1,
             "%s has %lld tokens, and the model has rows for %lld, while GGUF needs a row for each "
-            "token: give the tokenizer of the model, or train one with --vocab %lld",
+            "token: use the tokenizer of the model, or train one with --vocab %lld",
             t->path, (long long)t->count, (long long)rows, (long long)t->count);
     gguf_put_cuts(w, t, rows);
     gguf_put_tokens(w, t, rows);

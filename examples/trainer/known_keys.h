@@ -60,7 +60,7 @@ static void check_keys(const char *path, const char *object, const char *known, 
         json_text(value, text, sizeof text);
         die(1,
             "%s: %s is %s, and this program does not know that key: it may change what the model computes. If it does "
-            "not, take the key out of a copy of the file",
+            "not, remove the key from a copy of the file",
             path, name, text);
     }
 }
@@ -72,7 +72,7 @@ static void check_gguf_keys(const char *path, const gguf *g, const char *archite
     double      parts = gguf_number(g, "split.count", 0);
     const char *type = gguf_pair_of(g, "general.type") ? "model" : NULL;
     if (type && !gguf_text_is(g, "general.type", type))
-        die(1, "%s: its general.type is not model: give the file of a whole model", path);
+        die(1, "%s: its general.type is not model: pass the file of a complete model", path);
     if (parts > 1) die(1, "%s is one of %.0f parts: join them with llama-gguf-split --merge", path, parts);
     for (uint64_t i = 0; i < g->n_pairs; i++) {
         const gguf_pair *p = &g->pairs[i];
@@ -84,7 +84,7 @@ static void check_gguf_keys(const char *path, const gguf *g, const char *archite
         is_known = is_in_list(name, p->key_length - n - 1, known);
         snprintf(whole, sizeof whole, "%.*s", (int)p->key_length, p->key);
         if (is_known && !is_number && !strstr(whole, ".type"))
-            die(1, "%s: its %s is no number: this program reads models whose layers are alike", path, whole);
+            die(1, "%s: its %s is not a number: this program reads models whose layers are alike", path, whole);
         number = is_number ? gguf_number(g, whole, 0) : p->count ? 1 : 0;
         if (is_known || number == 0 || (is_number && number == 1 && is_factor(whole))) continue;
         die(1, "%s: it has %s, and this program does not know that key: it may change what the model computes", path,

@@ -38,9 +38,9 @@ static struct config {
 static double number_of(const char *path, const char *object, const char *key, double otherwise,
                         double low, double high) {
     const char *value = json_find(object, key);
-    char        text[64] = "no number", *end = text;
+    char        text[64] = "not a number", *end = text;
     double      number = otherwise;
-    if (value && (!json_text(value, text, sizeof text) || *value == '"')) strcpy(text, "no number");
+    if (value && (!json_text(value, text, sizeof text) || *value == '"')) strcpy(text, "not a number");
     if (value) number = *value == 't' ? 1 : *value == 'f' ? 0 : strtod(text, &end);
     if (value && *value != 't' && *value != 'f' && *end) number = NAN;
     if (!value && isnan(otherwise))

@@ -87,7 +87,7 @@ static const chat_style *choose_style(const tokenizer *t, const char *name) {
         die(2, "--chat is %s: choose auto, chatml, llama3 or zephyr", name);
     die(1,
         "%s has no token of chats (<|im_start|>, <|start_header_id|> or </s>): choose --chat chatml, llama3 or "
-        "zephyr, or give a text as --data",
+        "zephyr, or pass a text as --data",
         t->path);
     return NULL;
 }
@@ -186,8 +186,8 @@ static void check_chat_keys(const char *path, int64_t line, const char *object, 
         if (is_in_list(name, strlen(name), own) || is_unset(name, value)) continue;
         if (is_in_list(name, strlen(name), CHAT_REFUSED))
             die(1,
-                "%s, line %lld: \"%s\" changes what is learnt, and this program would leave it out: take the chat out, "
-                "or write it as content",
+                "%s, line %lld: \"%s\" changes what is learnt, and this program would leave it out: remove the chat, or "
+                "write it as content",
                 path, (long long)line, name);
         if (data.told || is_in_list(name, strlen(name), CHAT_HARMLESS)) continue;
         data.told = 1;
@@ -229,7 +229,7 @@ static void read_chat(const char *path, int64_t line, const char *text, int64_t 
         content = json_find(p, "content");
         n = json_string(content, words, (size_t)size + 6);
         if (n < 0 && content && *content == '"')
-            die(1, "%s, line %lld: a content holds \\u0000, which no tokenizer has: take it out", path, (long long)line);
+            die(1, "%s, line %lld: a content holds \\u0000, which no tokenizer has: remove it", path, (long long)line);
         if (json_string(json_find(p, "role"), role, sizeof role) < 1 || n < 0)
             die(1, "%s, line %lld: a message needs a \"role\" and a \"content\", both texts", path,
                 (long long)line);
@@ -254,7 +254,7 @@ static void read_chats(const char *path, char *text, int64_t block) {
     }
 }
 
-/* Leaves out a byte order mark, and refuses what is no UTF-8: transformers and peft would not read it either. */
+/* Leaves out a byte order mark, and refuses what is not UTF-8: transformers and peft would not read it either. */
 static void check_utf8(const char *path, char *text, int64_t *size) {
     static const unsigned long least[5] = { 0, 0, 0x80, 0x800, 0x10000 }; /* of each length */
     const char                *end = text + *size;
@@ -267,7 +267,7 @@ static void check_utf8(const char *path, char *text, int64_t *size) {
     for (const char *p = text; p < end; p += n) {
         unsigned long c = utf8_letter(p, end, &n);
         if (n == 1 ? c > 127 : c < least[n] || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
-            die(1, "%s, line %lld: byte %lld, 0x%02x, is no UTF-8: write the file as UTF-8", path,
+            die(1, "%s, line %lld: byte %lld, 0x%02x, is not UTF-8: write the file as UTF-8", path,
                 (long long)json_line(text, p), (long long)(p - text) + 1, (unsigned char)*p);
     }
 }

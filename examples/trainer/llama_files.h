@@ -176,8 +176,8 @@ static void open_tokenizer(void) {
         if (data.json) root = json_check(data.json, (int64_t)strlen(data.json), &wrong);
         if (!root)
             die(1,
-                "%s: its tokenizer.ggml.model or .pre is unknown: give the tokenizer.json by "
-                "--tokenizer",
+                "%s: its tokenizer.ggml.model or .pre is unknown: pass the tokenizer.json "
+                "with --tokenizer",
                 path);
         data.words = tokenizer_of(path, root, strlen(data.json));
     }
@@ -322,7 +322,7 @@ static void check_tied_head(const char *path, const mixp_st_entry *head) {
         return;
     die(1,
         "%s: lm_head.weight differs from model.embed_tokens.weight, and tie_word_embeddings of %s is true: set it to "
-        "false for a head of its own, or take lm_head.weight out of the file",
+        "false for a separate head, or remove lm_head.weight from the file",
         path, cfg.path);
 }
 
@@ -372,8 +372,8 @@ static void check_other_weights(const char *folder, int whole) {
         if (strcmp(name, CHECKPOINT) == 0) continue; /* of a run: programs do not look for that name */
         if (whole ? is_weights || is_adapter : is_weights)
             die(1,
-                "--out %s holds %s, which programs would read beside the new %s: name another folder, or take that "
-                "file away",
+                "--out %s holds %s, which programs would read beside the new %s: name another folder, or remove "
+                "that file",
                 folder, name, whole ? "model.safetensors" : "adapters");
     }
     if (all) closedir(all);

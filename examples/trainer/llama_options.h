@@ -45,7 +45,7 @@ static const option options[] = {
 
     GROUP("Adapters (LoRA)"),
     WHOLE_OPT("lora", lora, "0", 0, 65536, "rank of new adapters; 0 = train all weights"),
-    REAL_OPT("alpha", alpha, "auto", 0, 1e9, "adapters are multiplied by alpha / rank; auto = 16, or what --adapter says"),
+    REAL_OPT("alpha", alpha, "auto", 0, 1e9, "adapters are multiplied by alpha / rank; auto = 16, or the value of --adapter"),
     POINTER_OPT("targets", targets, NULL, "PATTERN,...",
                 "linear layers that get adapters; * and ? as in file names (default: q_proj,v_proj)"),
     POINTER_OPT("adapter", adapter, NULL, "FOLDER", "begin with the adapters saved there"),

@@ -214,7 +214,7 @@ static void compare_run(const char *path) {
     free(header);
     if (!text[0]) die(1, "%s is not a checkpoint of this program: begin a new run with --overwrite", path);
     if (strcmp(text, run_text) != 0)
-        die(1, "%s was begun with \"%s\", and this command says \"%s\": give the same options, data and model, or begin "
+        die(1, "%s was begun with \"%s\", and this command says \"%s\": use the same options, data and model, or begin "
                "a new run with --overwrite", path, text, run_text);
 }
 
@@ -233,7 +233,7 @@ static void resume_run(void) {
     for (int g = 0; g < n; g++) mixp_optimizer_set_group(m.adamw, g, &groups[g]);
     check("resuming");
     if (m.run.data_hash != kept.hash)
-        die(1, "%s is not the data that this run was trained on: give the same --data, --chat and rows of validation",
+        die(1, "%s is not the data that this run was trained on: use the same --data, --chat and rows of validation",
             opt.data);
     if (!m.ranks.rank && *mixp_context_warning(m.ctx)) warn("%s", mixp_context_warning(m.ctx));
 }

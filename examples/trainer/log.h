@@ -34,7 +34,7 @@ static void write_metrics(run *r, double loss, double val, const mixp_verdict *v
     p.mem = (double)mixp_context_memory(r->ctx).peak;
     report_step(r->metrics, &p);
     if (!r->metrics->failed) return;
-    tell("cannot write metrics.jsonl: %s. Training goes on without it", strerror(errno));
+    tell("cannot write metrics.jsonl: %s. Training continues without it", strerror(errno));
     report_close(r->metrics);
     r->metrics = NULL;
 }

@@ -88,7 +88,7 @@ static void check_memory(trainer *t) {
     measure_step(t);
     need = (t->step_bytes + data) * (strncmp(t->c.ranks, "fork:", 5) == 0 ? (double)ranks_of(t) : 1);
     if (on_gpu(t) || have == 0 || need <= have) return;
-    die(1, "this needs about %s, and the machine has %s: take a smaller --batch, --block, --width "
+    die(1, "this needs about %s, and the machine has %s: use a smaller --batch, --block, --width "
            "or fewer --layers (%.1f M parameters)", bytes_text(need, need_text, 32),
         bytes_text(have, have_text, 32), (double)t->model.n_parameters / 1e6);
 }

@@ -161,7 +161,7 @@ static const option options[] = {
               "steps between samples in training, of --sample tokens or 100; 0 = only at the end. With --dropout "
               "a sample changes which elements are dropped next"),
     WHOLE_OPT("keep", keep, "0", 0, 1e6,
-              "how many of the newest validations' checkpoints to keep, as step-N.safetensors"),
+              "how many of the last validations' checkpoints to keep, as step-N.safetensors"),
     CHOICE_OPT("csv", csv, "off", "off|on", "also write metrics.csv in --out"),
 
     WHOLE_OPT("plant", plant, "0", 0, 1e12,
@@ -192,7 +192,7 @@ static const option options[] = {
      "device to train on; auto = a GPU if there is one"},
     TEXT_OPT("isa", isa, "NAME|list",
              "the CPU's instruction set: avx2, avx512, amx and others (default: the fastest). With amx and amx_f16, "
-             "products of fp16 and bf16 have other bits than with the other sets; list: print this machine's sets"),
+             "products of fp16 and bf16 differ from those of the other sets; list: print this machine's sets"),
     {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|tcp|mpi|nccl",
      "train with many processes, each with its own --batch; rank 0 prints"},
     CHOICE_OPT("shard", shard, "off", "off|states|sums",
@@ -262,7 +262,7 @@ static const char *const option_hints[][2] = {
     {"num-samples", "--sample N writes one sample of N tokens. Another --seed draws another: run the program again"},
     {"depth", "Give --layers N, and --width and --heads with it"},
     {"always-save-checkpoint", "Each validation saves checkpoint.safetensors, and the best so far as "
-                               "best.safetensors; --keep N keeps the newest N. Leave it out"},
+                               "best.safetensors; --keep N keeps the last N. Leave it out"},
 };
 enum { N_HINTS = (int)(sizeof option_hints / sizeof option_hints[0]) };
 
@@ -277,7 +277,7 @@ static void print_help(void) {
     printf("\nExamples\n"
            "  trainer                                 a short training on mixprec.h\n"
            "  trainer --data input.txt --preset char-cpu --out run --sample 500\n"
-           "  trainer --out run --resume              go on after Ctrl-C\n"
+           "  trainer --out run --resume              continue after Ctrl-C\n"
            "  trainer --out run --resume --steps 0 --sample 500 --prompt \"ROMEO:\"\n"
            "                                          sample only, without the text\n"
            "  trainer --init run/best.safetensors --data other.txt --out tuned --lr 1e-4\n"
@@ -411,7 +411,7 @@ static void check_ordered_ranks(const config *c, int64_t ranks) {
 /* Checks the options of a recipe. */
 static void check_recipe(const config *c) {
     if ((c->recipe || c->recipe_of[0]) && (c->dtype != DTYPE_BF16 || c->level == 0))
-        die(2, "--recipe needs bf16, which holds every number of it: add --dtype bf16, and no --level 0, "
+        die(2, "--recipe needs bf16, which represents all its numbers: add --dtype bf16, and no --level 0, "
                "or leave it out");
     if (c->recipe_of[0]) return;            /* its names are checked where they are read */
     if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
@@ -443,7 +443,7 @@ static void check_options(const config *c) {
     if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
     if (c->report && !c->out[0]) die(2, "--report needs the folder of the run: --out DIR");
     if (c->resume && c->init[0])
-        die(2, "--init begins a run, --resume goes on with one: leave one of them out");
+        die(2, "--init begins a run, --resume continues one: leave one of them out");
     if (strcmp(c->from, "last") != 0 && !c->resume)
         die(2, "--from %s is for --resume: add that, or leave it out", c->from);
     checkpoint_name(c);
@@ -457,7 +457,7 @@ static void check_options(const config *c) {
         die(2, "--positions rope turns pairs: --width / --heads is %lld, and must be even",
             (long long)(c->width / c->heads));
     if (c->retry && c->graph)
-        die(2, "--retry asks after each step what became of it, --graph does not wait: leave one "
+        die(2, "--retry asks for the result of each step, --graph does not wait: leave one "
                "out");
     check_export(c);
     if (c->graph && c->profile)
@@ -501,8 +501,8 @@ static void tell_idle_options(const config *c) {
     tell_idle(c, "top-k", !samples, "nothing is sampled; add --sample N");
     tell_idle(c, "top-p", !samples, "nothing is sampled; add --sample N");
     tell_idle(c, "temperature", !samples, "nothing is sampled; add --sample N");
-    tell_idle(c, "top-k", samples && c->temperature == 0, "--temperature 0 takes the likeliest token");
-    tell_idle(c, "top-p", samples && c->temperature == 0, "--temperature 0 takes the likeliest token");
+    tell_idle(c, "top-k", samples && c->temperature == 0, "--temperature 0 picks the likeliest token");
+    tell_idle(c, "top-p", samples && c->temperature == 0, "--temperature 0 picks the likeliest token");
     tell_idle(c, "keep", !c->out[0], "nothing is saved; add --out DIR");
     tell_idle(c, "csv", !c->out[0], "nothing is logged; add --out DIR");
     tell_idle(c, "retry", c->eval_only || c->compare, "no step is trained");

@@ -317,7 +317,7 @@ static void open_run(run *r, const char *header) {
     if (!r->out[0]) return;             /* the run writes nothing */
     make_folders(r->out, "--out");
     if (access(r->out, R_OK | W_OK | X_OK) != 0)
-        die(1, "the folder %s cannot be read and written: %s. A save flushes it, which takes both. "
+        die(1, "the folder %s cannot be read and written: %s. A save flushes it, which needs both. "
                "Choose another --out, or chmod u+rwx", r->out, strerror(errno));
     refuse_names(r);
     if (r->locked_out || !lock_folder(r, 1))

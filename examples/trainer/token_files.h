@@ -198,7 +198,7 @@ enum { LLM_HEADER = 1024, LLM_16_BITS = 20240520, LLM_32_BITS = 20240801 };
 static void take_llm_tokens(shard *s, const unsigned char *bytes, int64_t size) {
     int     wide = little_endian_i32(bytes) == LLM_32_BITS, known = wide ? 7 : 1;
     int32_t version, count;
-    if (size < LLM_HEADER) die(1, "%s is cut off within its header: get the whole file", s->path);
+    if (size < LLM_HEADER) die(1, "%s is cut off within its header: get the complete file", s->path);
     version = little_endian_i32(bytes + 4);
     count = little_endian_i32(bytes + 8);
     s->width = wide ? 4 : 2;
@@ -207,7 +207,7 @@ static void take_llm_tokens(shard *s, const unsigned char *bytes, int64_t size) 
             s->path, (long)version, 8 * s->width, known);
     if (count < 0 || size != LLM_HEADER + s->width * (int64_t)count)
         die(1, "%s has %lld bytes, but its header promises %ld tokens, which are %lld: get the "
-               "whole file", s->path, (long long)size, (long)count,
+               "complete file", s->path, (long long)size, (long)count,
             LLM_HEADER + s->width * (long long)count);
     s->at = bytes + LLM_HEADER;
     s->count = count;
@@ -261,8 +261,8 @@ static void take_npy_tokens(shard *s, const unsigned char *bytes, int64_t size) 
         die(1, "%s: its array has the shape %.*s, and tokens have one dimension: write it flat", s->path,
             shape ? (int)strcspn(shape, ")") - 8 : 4, shape ? shape + 9 : "none");
     if (size - begin != count * s->width)
-        die(1, "%s has %lld bytes behind its header, which promises %lld tokens of %d bytes: get the whole "
-               "file", s->path, (long long)(size - begin), count, s->width);
+        die(1, "%s has %lld bytes after its header, which promises %lld tokens of %d bytes: get the "
+               "complete file", s->path, (long long)(size - begin), count, s->width);
     s->at = bytes + begin;
     s->count = count;
 }

@@ -446,7 +446,7 @@ static void read_cut(tokenizer *t, const char *part) {
     } else
         die(1, "%s: its pre_tokenizer is %s, and this reader has ByteLevel, Split and Digits", t->path, type);
     if (t->has_bytes)
-        die(1, "%s: its pre_tokenizer has %s behind ByteLevel, and this reader reads no such order", t->path,
+        die(1, "%s: its pre_tokenizer has %s after ByteLevel, and this reader reads no such order", t->path,
             type);
     t->has_bytes = strcmp(type, "ByteLevel") == 0;
     t->cuts[t->n_cuts++] = cut;

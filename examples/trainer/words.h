@@ -85,7 +85,7 @@ static unsigned lower_case(unsigned long c, int *known) {
     return (unsigned)c;
 }
 
-/* Writes the normalized text, which is not longer: a byte above 127 that is no UTF-8 stays as it is. Warns once
+/* Writes the normalized text, which is not longer: a byte above 127 that is not UTF-8 stays as it is. Warns once
  * of characters that it cannot treat. */
 static int64_t normalize(tokenizer *t, const char *text, int64_t n, char *to) {
     const char *end = text + n;

@@ -133,7 +133,7 @@ static void lists_that_end_early(void) {
         else y = avg_pool(ctx, image, &p);
         CHECK(i == 6 ? y != NULL : !y);
         CHECK_INT(mixp_context_error(ctx, &why), i == 6 ? MIXP_OK : MIXP_ERR_ARGUMENT);
-        CHECK_TEXT(why, i == 6 ? "" : i == 2 ? "size is 0" : "give a number for each of 2 dimensions");
+        CHECK_TEXT(why, i == 6 ? "" : i == 2 ? "size is 0" : "set a number for each of 2 dimensions");
         mixp_context_free(ctx);
     }
 }

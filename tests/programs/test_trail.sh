@@ -59,7 +59,7 @@ check 'the program ran another operator'         says '^where the other has .*ge
 sed '$d' a >short
 check 'a shorter run'                            test "$(compare a short; echo $?)" = 1
 compare a short
-check 'is told'                                  says 'the end of short; the other goes on with step 2'
+check 'is told'                                  says 'the end of short; the other continues with step 2'
 { cat short; printf 'b\t2\tf16'; } >cut
 check 'a line without its end does not count'    compare short cut
 check 'a file that is no trail'                  refused a log 'log, line 1: .*does not begin with'

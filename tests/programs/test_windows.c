@@ -26,9 +26,9 @@ static void refused_convolutions(void) {
     conv_desc     d;
     mixp_step_begin(ctx);
     memset(&d, 0, sizeof d);
-    refused(ctx, conv1d(ctx, x, w, NULL, NULL), MIXP_ERR_SHAPE, "conv1d: give tensors of rank 3");
-    refused(ctx, conv3d(ctx, x, w, NULL, NULL), MIXP_ERR_SHAPE, "conv3d: give tensors of rank 5");
-    refused(ctx, conv2d(ctx, x, l, NULL, NULL), MIXP_ERR_SHAPE, "conv2d: give tensors of rank 4");
+    refused(ctx, conv1d(ctx, x, w, NULL, NULL), MIXP_ERR_SHAPE, "conv1d: pass tensors of rank 3");
+    refused(ctx, conv3d(ctx, x, w, NULL, NULL), MIXP_ERR_SHAPE, "conv3d: pass tensors of rank 5");
+    refused(ctx, conv2d(ctx, x, l, NULL, NULL), MIXP_ERR_SHAPE, "conv2d: pass tensors of rank 4");
     refused(ctx, conv_transpose2d(ctx, l, w, NULL, NULL), MIXP_ERR_SHAPE, "rank of this one is 3");
     refused(ctx, conv2d(ctx, x, w, b, NULL), MIXP_ERR_SHAPE, "one value for each of 2 channels; it has 3");
     d.stride[1] = 2;                            /* as programs for an earlier conv1d set it */

@@ -357,7 +357,7 @@ static void gpt2_with_half_a_config_is_refused(void) {
     expect_refusal("config.json is not whole: its JSON is malformed in line 1");
     f = fopen(in_folder_of_test("config.json"), "w");
     CHECK(f && fputs("{\"model_type\":\"gpt2\",\"n_layer\":2}", f) >= 0 && fclose(f) == 0);
-    expect_refusal("has no n_head: take the one that belongs to the weights");
+    expect_refusal("has no n_head: use the one of the weights");
     f = fopen(in_folder_of_test("config.json"), "w");
     CHECK(f && fputs("{\"model_type\":\"llama\",\"n_layer\":2}", f) >= 0 && fclose(f) == 0);
     expect_refusal("config.json is neither the config.json of a run nor that of a GPT-2 model");

@@ -528,8 +528,8 @@ static void bad_data_are_named(void) {
         { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0.5}]}", "weight of a message is 0.5" },
         { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"train\": 1}]}", "\"train\" of a message must be" },
         { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\\u0000b\"}]}", "line 1: a content holds \\u0000" },
-        { "{}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"caf\xE9\"}]}", "line 2: byte 55, 0xe9, is no UTF-8" },
-        { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\xED\xA0\x80\"}]}", "is no UTF-8" },
+        { "{}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"caf\xE9\"}]}", "line 2: byte 55, 0xe9, is not UTF-8" },
+        { "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\xED\xA0\x80\"}]}", "is not UTF-8" },
         { "\xF4\x90\x80\x80", "byte 1, 0xf4" },
         { "\xE0\x81\x81", "byte 1, 0xe0" },
     };
@@ -573,7 +573,7 @@ static void configs_are_refused_by_field(void) {
           "rope_type of the rotary positions is no text" },
         { ", \"rope_scaling\": {\"rope_type\": \"linear\"}", "has no factor" },
         { ", \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": \"2\"}",
-          "factor is no number" },
+          "factor is not a number" },
         { ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 2}",
           "has no low_freq_factor" },
         { ", \"rope_scaling\": {\"partial_rotary_factor\": 0.5}", "partial_rotary_factor is 0.5" },
@@ -581,7 +581,7 @@ static void configs_are_refused_by_field(void) {
         { ", \"head_dim\": 7", "head_dim is odd" },
         { ", \"num_hidden_layers\": 0", "num_hidden_layers is 0" },
         { ", \"num_hidden_layers\": null", "has no num_hidden_layers" },
-        { ", \"rms_norm_eps\": \"x\"", "rms_norm_eps is no number" },
+        { ", \"rms_norm_eps\": \"x\"", "rms_norm_eps is not a number" },
         { ", \"num_hidden_layers\": 3", "model.layers.2.input_layernorm.weight" },
         { ", \"hidden_size\": 64", "model.embed_tokens.weight is [424, 32]" },
         { ", \"num_hidden_layers\": 1", "has no place" },
@@ -816,7 +816,7 @@ static void wrong_usage_is_told(void) {
     expect_refusal("llama @ --target q_proj", 2, "--target", "Did you mean --targets?");
     expect_refusal("llama @ --steps", 2, "--steps", "needs a value");
     expect_refusal("llama @ --steps many", 2, "--steps", "is not a whole number");
-    expect_refusal("llama @ --batch 0", 2, "--batch 0", "give a number from 1");
+    expect_refusal("llama @ --batch 0", 2, "--batch 0", "pass a number from 1");
     expect_refusal("llama @ --dtype int8", 2, "--dtype", "fp32|fp16|bf16");
     expect_refusal("llama @ --gguf-type q4_0", 2, "--gguf-type", "q8_0");
     expect_refusal("llama @ @", 2, "unexpected argument", folder);

@@ -52,12 +52,12 @@ check "adapters: the checkpoint has no frozen weights" sh -c '! grep -aq "\"mode
 check "adapters: which --adapter reads"         run 0 --adapter part --steps 1
 
 check "a run is not overwritten"                says 'holds a checkpoint: continue it with --resume' 1 --out part --lora 2 --steps 3
-check "nor continued with other options"        says 'give the same options' 1 --out part --resume --lora 2 --moments 8bit --steps 500
+check "nor continued with other options"        says 'use the same options' 1 --out part --resume --lora 2 --moments 8bit --steps 500
 head -c 2000 readme >text2
 check "nor with other data"                     says 'is not the data that this run was trained on' 1 --out part --resume --dtype fp16 --lora 2 --moments 8bit --steps 500 --data text2
 check "nor without a checkpoint"                says 'no checkpoint in nowhere' 1 --out nowhere --resume --steps 5
 cp -r model other && head -c 6000 readme | dd of=other/model.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null
-check "nor adapters of another base"            sh -c "cp -r part moved; '$llama' other $common --out moved --resume --dtype fp16 --lora 2 --moments 8bit --steps 500 2>err; grep -q 'give the same options, data and model' err"
+check "nor adapters of another base"            sh -c "cp -r part moved; '$llama' other $common --out moved --resume --dtype fp16 --lora 2 --moments 8bit --steps 500 2>err; grep -q 'use the same options, data and model' err"
 check "nothing is saved without --out"          sh -c "timeout -s TERM 1 '$llama' model $common --steps 100000000 >out 2>err; grep -q 'Nothing is saved: there was no --out DIR' err"
 
 # --- validation ------------------------------------------------------------------------------

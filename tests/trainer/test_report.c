@@ -191,7 +191,7 @@ static void test_cut(void) {
         want = lines == 0 ? REPORT_ERR_VERSION : ends ? REPORT_OK : REPORT_ERR_CUT;
         put(whole, n);
         CHECK_INT(report_render(LOG, PAGE, error), want);
-        if (want == REPORT_ERR_CUT) CHECK_TEXT(error, "Go on with the run");
+        if (want == REPORT_ERR_CUT) CHECK_TEXT(error, "Continue the run");
         if (want == REPORT_ERR_CUT && n % 97 == 0) CHECK_TEXT(slurp(PAGE), "class=\"cut\"");
     }
 }
@@ -199,8 +199,8 @@ static void test_cut(void) {
 static void test_damaged(void) {
     static const struct { const char *text; report_result want; const char *says; } cases[] = {
         { "{\"metrics\":\"mixprec\",\"version\":2}\n", REPORT_ERR_VERSION, "is of version 2" },
-        { "{\"metrics\":\"other\",\"version\":1}\n", REPORT_ERR_VERSION, "give the metrics.jsonl" },
-        { "{\"step\":1}\n", REPORT_ERR_VERSION, "give the metrics.jsonl" },
+        { "{\"metrics\":\"other\",\"version\":1}\n", REPORT_ERR_VERSION, "pass the metrics.jsonl" },
+        { "{\"step\":1}\n", REPORT_ERR_VERSION, "pass the metrics.jsonl" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,}\n", REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1\n", REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":[1,\n", REPORT_ERR_FORMAT, "line 2" },
@@ -214,7 +214,7 @@ static void test_damaged(void) {
           REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"skip\":\"\\u 01b\"}\n",
           REPORT_ERR_FORMAT, "line 2" },
-        { "{\"metrics\":\"mixprec\",\"version\":1}\n\n", REPORT_ERR_FORMAT, "take that line out" } };
+        { "{\"metrics\":\"mixprec\",\"version\":1}\n\n", REPORT_ERR_FORMAT, "remove that line" } };
     size_t i;
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         put(cases[i].text, strlen(cases[i].text));

@@ -55,7 +55,7 @@ static void any_text_comes_back(void) {
     free_tokenizer(t);
 }
 
-/* Lower case of any bytes takes no more room: a byte that is no UTF-8 stays, a letter of two bytes does not. */
+/* Lower case of any bytes takes no more room: a byte that is not UTF-8 stays, a letter of two bytes does not. */
 static void lower_case_is_not_longer(void) {
     tokenizer *t = read_tokenizer(FILE_NAME, NULL);
     char       text[512], made[1024];

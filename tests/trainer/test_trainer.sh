@@ -137,15 +137,15 @@ refuses "a recipe of no weight"              1 "pattern 'h.9.*': the pattern fit
 refuses "a recipe of a name in fp16"         2 "--recipe needs bf16"         $small --recipe-of '*=fp8'
 refuses "an unknown recipe"                  2 "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4" $small --recipe fp6
 refuses "a word for the guard's steps"       2 "on|off|auto or a number of steps from 0 to 1048576, where 0 is off" $small --guard none
-refuses "a number beyond a large limit"      2 "give a number from 0 to 1e12" $small --steps 1e13
+refuses "a number beyond a large limit"      2 "pass a number from 0 to 1e12" $small --steps 1e13
 refuses "width not divisible by heads"       2 "not divisible"               --width 10 --heads 3
 refuses "min-lr above lr"                    2 "above --lr"                  --lr 1e-4 --min-lr 1e-3
 refuses "warm-up longer than the schedule"   2 "lower it, or raise"          --warmup 20 --steps 10
 refuses "the best checkpoint of no run"      2 "is for --resume"             --from best
 refuses "weights for a run that goes on"     2 "leave one of them out"       --init x --resume --out y
-refuses "a vocabulary of neither kind"       2 "take the one of the model's" $small --vocabulary 0a20
-refuses "a vocabulary with half a byte"      2 "take the one of the model's" $small --vocabulary "bytes 0a2"
-refuses "a byte of it twice"                 2 "take the one of the model's" $small --vocabulary "bytes 0a200a"
+refuses "a vocabulary of neither kind"       2 "use the one of the model's" $small --vocabulary 0a20
+refuses "a vocabulary with half a byte"      2 "use the one of the model's" $small --vocabulary "bytes 0a2"
+refuses "a byte of it twice"                 2 "use the one of the model's" $small --vocabulary "bytes 0a200a"
 refuses "a vocabulary of text for tokens"    2 "holds tokens, but the model knows text" $small --data raw.bin --vocabulary "bytes 0a20" --eval-only
 refuses "resume without a folder"            2 "--out DIR"                   --resume
 refuses "prompt outside the vocabulary"      2 "does not occur"              $small --prompt "@"
@@ -165,7 +165,7 @@ refuses "folder's parent is a file" 1 "cannot make the folder one/no: .* Choose 
 refuses "folder is a file"      1 "Choose another --out"    $small --out one/run
 refuses "weights missing"       1 "reading --init"          $small --init nosuch.safetensors
 refuses "a byte that the model never met" 1 "holds the byte 0x" $small --vocabulary "bytes 0a203132" --eval-only
-refuses "more than the machine's memory" 1 "needs about .* TiB, and the machine has .*: take a smaller" $small --layers 512 --heads 1 --width 65536
+refuses "more than the machine's memory" 1 "needs about .* TiB, and the machine has .*: use a smaller" $small --layers 512 --heads 1 --width 65536
 refuses "config file missing"   1 "cannot read nosuch"      --config nosuch
 printf '{\n"lr": "1e-3",\nbroken\n}\n' >broken.json
 refuses "config file malformed" 1 "broken.json is not whole: its JSON is malformed in line 3, at \"broken" --config broken.json
@@ -341,7 +341,7 @@ check "tokens named in capitals" cmp -s c d
 { npy '>u2' "($count,)"; cat raw40.bin; } >a.npy; refuses "an array of the other order" 1 "the high bytes of its numbers come first" $small --data a.npy
 { npy '<f4' "($count,)"; cat wide40.bin; } >a.npy; refuses "an array of floats" 1 "its array has numbers of type '<f4'" $small --data a.npy
 { npy '<u2' "(5, 670)"; cat raw40.bin; } >a.npy; refuses "an array of two dimensions" 1 "its array has the shape (5, 670)" $small --data a.npy
-{ npy '<u2' "(9999,)"; cat raw40.bin; } >a.npy; refuses "a cut array" 1 "promises 9999 tokens of 2 bytes: get the whole file" $small --data a.npy
+{ npy '<u2' "(9999,)"; cat raw40.bin; } >a.npy; refuses "a cut array" 1 "promises 9999 tokens of 2 bytes: get the complete file" $small --data a.npy
 { npy '<i2' "(400,)"; awk 'BEGIN { for (i = 0; i < 400; i++) print i == 9 ? 65535 : i % 7 }' | numbers_of; } >a.npy
 refuses "a negative token" 1 "holds a number that is not a token: it is negative" $small --data a.npy
 printf '\223NUMPY\001\000\377\377xxxxxxxxxxxxxxxxxx' >a.npy; refuses "half a header" 1 "the header of its array is damaged" $small --data a.npy
@@ -899,8 +899,8 @@ cp reported/report.html before.html; sed 's/"version":1/"version":2/' straight/m
 refuses "a log of another version" 1 "is of version 2, and this program reads 1: use the program that wrote it" --out reported --report
 check "leaves the page as it is" cmp -s before.html reported/report.html
 { head -n 3 straight/metrics.jsonl; echo '{"step":x}'; tail -n 2 straight/metrics.jsonl; } >reported/metrics.jsonl
-refuses "a log with a bad line" 1 "line 4 is malformed: take that line out, or go on with the run" --out reported --report
-echo hello >reported/metrics.jsonl; refuses "no log at all" 1 "give the metrics.jsonl of a run" --out reported --report
+refuses "a log with a bad line" 1 "line 4 is malformed: remove that line, or continue the run" --out reported --report
+echo hello >reported/metrics.jsonl; refuses "no log at all" 1 "pass the metrics.jsonl of a run" --out reported --report
 refuses "a folder without a log" 1 "cannot read nosuch/metrics.jsonl" --out nosuch --report
 gpt 0 --out straight --report --ranks fork:2; check "--report is one rank's work" test $got -eq 0
 refuses "a report without a folder" 2 "--report needs the folder" --report

@@ -108,7 +108,7 @@ check "where other letters of two bytes stay" two_bytes
 chosen() {
     rm -rf named named.json made; cp -R whole named
     sed "s/^{/{ \"$1\": \"$2\",/" whole/config.json >named/config.json; cp named/config.json named.json
-    says 1 "named/config.json names --$1, which a config.json cannot choose: give it on the command line" --out named --resume --steps 8 &&
+    says 1 "named/config.json names --$1, which a config.json cannot choose: set it on the command line" --out named --resume --steps 8 &&
         says 1 "named.json names --$1" --config named.json --steps 2 && test ! -e made
 }
 check "no folder to export to"     chosen export made
