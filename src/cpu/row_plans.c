@@ -266,28 +266,40 @@ typedef struct mixpi_rope_job {
 } mixpi_rope_job;
 
 #define MIXPI_ROPE_RUN 256      /* positions whose angles follow from one sine and cosine  */
+#define MIXPI_ROPE_WIDE 16      /* frequencies of a unit: a cache line of the table        */
 
-/* A run of positions: from each position to the next, a frequency's pair rotates by its angle. In
- * f64 the error at the last position is about 1e-14, a hundred-thousandth of the rounding of
- * f32. */
-static void mixpi_rope_run(const void *args, int64_t run) {
+/* A run of positions for some frequencies: from each position to the next, a frequency's pair
+ * rotates by its angle. In f64 the error at the last position is about 1e-14, a hundred-thousandth
+ * of the rounding of f32. */
+static void mixpi_rope_run(const void *args, int64_t unit) {
     const mixpi_rope_job *job = (const mixpi_rope_job *)args;
-    int64_t half = job->k->d / 2, i, p, from = run * MIXPI_ROPE_RUN;
-    int64_t end = mixpi_min(from + MIXPI_ROPE_RUN, job->k->t);
-    double scale = job->k->scaled ? job->k->scale : 1.0;
-    for (i = 0; i < half; i++) {
-        double step = job->k->scaled ? job->k->frequency[i]
-                                     : pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
-        double angle = (double)(job->k->first + from) * step;
-        double c = cos(angle), s = sin(angle), step_c = cos(step), step_s = sin(step);
-        for (p = from; p < end; p++) {
-            double next = c * step_c - s * step_s;
-            job->cosine[p * half + i] = (float)(c * scale);
-            job->sine[p * half + i] = (float)(s * scale);
-            s = s * step_c + c * step_s;
-            c = next;
-        }
+    const mixp_rope_args *k = job->k;
+    const int64_t half = k->d / 2, blocks = mixpi_ceil_div(half, MIXPI_ROPE_WIDE);
+    const int64_t first = unit % blocks * MIXPI_ROPE_WIDE, from = unit / blocks * MIXPI_ROPE_RUN;
+    const int64_t n = mixpi_min(MIXPI_ROPE_WIDE, half - first);
+    const int64_t end = mixpi_min(from + MIXPI_ROPE_RUN, k->t);
+    const double scale = k->scaled ? k->scale : 1.0;
+    double c[MIXPI_ROPE_WIDE], s[MIXPI_ROPE_WIDE];
+    double step_c[MIXPI_ROPE_WIDE], step_s[MIXPI_ROPE_WIDE];
+    int64_t i, p;
+    for (i = 0; i < n; i++) {
+        double step = k->scaled ? k->frequency[first + i]
+                                : pow(k->base, -2.0 * (double)(first + i) / (double)k->d);
+        double angle = (double)(k->first + from) * step;
+        c[i] = cos(angle);
+        s[i] = sin(angle);
+        step_c[i] = cos(step);
+        step_s[i] = sin(step);
     }
+
+    for (p = from; p < end; p++)
+        for (i = 0; i < n; i++) {
+            double next = c[i] * step_c[i] - s[i] * step_s[i];
+            job->cosine[p * half + first + i] = (float)(c[i] * scale);
+            job->sine[p * half + first + i] = (float)(s[i] * scale);
+            s[i] = s[i] * step_c[i] + c[i] * step_s[i];
+            c[i] = next;
+        }
 }
 
 /* --- random numbers, comparisons, topk --- */

@@ -192,13 +192,14 @@ static mixp_result mixpi_cpu_gather_backward(
 static mixp_result mixpi_cpu_rope(const mixp_exec *x, const mixp_rope_args *k, mixpi_unit unit) {
     mixpi_rope_job job = { k, NULL, NULL };
     int64_t pairs = k->t * (k->d / 2);
+    int64_t units =
+        mixpi_ceil_div(k->t, MIXPI_ROPE_RUN) * mixpi_ceil_div(k->d / 2, MIXPI_ROPE_WIDE);
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
     job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + pairs;
-    mixpi_each_unit(
-        x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16, mixpi_rope_run, &job);
+    mixpi_each_unit(x, units, MIXPI_ROPE_RUN * MIXPI_ROPE_WIDE * 8, mixpi_rope_run, &job);
     return mixpi_each_unit(x, k->rows * k->t, k->heads * k->d, unit, &job);
 }
 
