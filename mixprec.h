@@ -6586,8 +6586,8 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 
 /* Steps opt without a scaler. Applies the gradients even if they are non-finite, as PyTorch does.
  * For a finite check without scaling, use a scaler of MIXP_RULE_STATIC with init_scale 1.
- * MIXP_ERR_ORDER: no parameter has a gradient, or gradients are scaled and mixp_scaler_unscale was
- * not called. */
+ * MIXP_ERR_ORDER: no parameter has a gradient, or a scaler scaled or unscaled the gradients: call
+ * mixp_scaler_step. */
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 
 /* mixp_scaler_free and mixp_optimizer_free free what mixp_..._new made, before you free the
@@ -7484,25 +7484,28 @@ extern "C" {
 #  define MIXPI_PRINTF(format, first)
 #endif
 
-/* gcc leaves out passes that take a quarter of the time to compile and make no step faster: around the host's rooms
- * (HOST), where it still optimises for speed, and around rooms that take little of a step and the plain C kernels where
- * a processor has vectors (SELDOM), where it optimises for size. Products and kernels of vectors keep every pass.
- * Before version 12, the pragma drops other flags of the program. */
+/* gcc leaves out passes that take a quarter of the time to compile and make no step faster: around
+ * the host's rooms (HOST), where it still optimises for speed, and around rooms that take little of
+ * a step and the plain C kernels where a processor has vectors (SELDOM), where it optimises for
+ * size. Products and kernels of vectors keep every pass. Before version 12, the pragma drops other
+ * flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
 #  define MIXPI_FEWER_PASSES \
-       _Pragma("GCC optimize(\"no-tree-dominator-opts\", \"no-tree-pta\", \"no-tree-vrp\", \"no-gcse\")") \
-       _Pragma("GCC optimize(\"no-rerun-cse-after-loop\", \"no-cse-follow-jumps\", \"no-caller-saves\")") \
-       _Pragma("GCC optimize(\"no-tree-slsr\", \"no-tree-reassoc\", \"no-split-paths\", \"no-tree-bit-ccp\")") \
-       _Pragma("GCC optimize(\"no-if-conversion2\", \"no-ree\", \"no-cprop-registers\", \"no-ivopts\")") \
+       _Pragma("GCC optimize(\"no-tree-dominator-opts\", \"no-tree-pta\", \"no-tree-vrp\")") \
+       _Pragma("GCC optimize(\"no-gcse\", \"no-rerun-cse-after-loop\", \"no-cse-follow-jumps\")") \
+       _Pragma("GCC optimize(\"no-caller-saves\", \"no-tree-slsr\", \"no-tree-reassoc\")") \
+       _Pragma("GCC optimize(\"no-split-paths\", \"no-tree-bit-ccp\", \"no-if-conversion2\")") \
+       _Pragma("GCC optimize(\"no-ree\", \"no-cprop-registers\", \"no-ivopts\")") \
        _Pragma("GCC optimize(\"no-move-loop-invariants\", \"no-tree-loop-optimize\")")
 #  define MIXPI_HOST_BEGIN \
        _Pragma("GCC push_options") \
        MIXPI_FEWER_PASSES \
-       _Pragma("GCC optimize(\"no-tree-slp-vectorize\", \"no-tree-loop-vectorize\", \"no-schedule-insns2\")") \
-       _Pragma("GCC optimize(\"no-if-conversion\")")
+       _Pragma("GCC optimize(\"no-tree-slp-vectorize\", \"no-tree-loop-vectorize\")") \
+       _Pragma("GCC optimize(\"no-schedule-insns2\", \"no-if-conversion\")")
 #  define MIXPI_SELDOM_BEGIN \
        _Pragma("GCC push_options") \
-       _Pragma("GCC optimize(\"Os\", \"no-tree-pre\", \"no-thread-jumps\", \"no-code-hoisting\", \"no-tree-sink\")") \
+       _Pragma("GCC optimize(\"Os\", \"no-tree-pre\", \"no-thread-jumps\")") \
+       _Pragma("GCC optimize(\"no-code-hoisting\", \"no-tree-sink\")") \
        MIXPI_FEWER_PASSES
 #  define MIXPI_HOST_END     _Pragma("GCC pop_options")
 #  define MIXPI_SELDOM_END   _Pragma("GCC pop_options")
@@ -12394,8 +12397,8 @@ MIXPI_V mixpi_v MIXPI_P(log_of)(mixpi_v x) {
     return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
 }
 
-/* A function that is called gets several registers in memory: gcc copies a structure that is passed by value in pieces
- * of 16 bytes, and the load of a whole register that follows waits for them. */
+/* A function that is called gets several registers in memory: gcc copies a structure that is passed
+ * by value in pieces of 16 bytes, and the load of a whole register that follows waits for them. */
 #if MIXPI_REGS == 1
 MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) { return MIXPI_P(log_of)(x); }
 #else
@@ -12509,7 +12512,9 @@ MIXPI_V mixpi_v MIXPI_P(tanh_of)(mixpi_v x, mixpi_v *rest) {
     return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, outer);
 }
 #if MIXPI_REGS == 1
-MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) { return MIXPI_P(tanh_of)(x, rest); }
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+    return MIXPI_P(tanh_of)(x, rest);
+}
 #else
 MIXPI_RARE void MIXPI_P(tanh_16)(float *x, float *low) {
     mixpi_v rest;
@@ -34642,6 +34647,10 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     static const mixpi_scaling as_they_are = { 1, 0 };
     if (!opt) return MIXP_ERR_ARGUMENT;
+    if (mixpi_stage(opt) == MIXPI_UNSCALED)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+            "mixp_optimizer_step: mixp_scaler_unscale has checked these gradients; call "
+            "mixp_scaler_step instead, which skips the step if one is not finite");
     MIXPI_TRY(mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead"));
     MIXPI_TRY(mixpi_need_all(opt, "mixp_optimizer_step"));
     MIXPI_TRY(mixpi_refresh(opt, "mixp_optimizer_step"));

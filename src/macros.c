@@ -33,25 +33,28 @@
 #  define MIXPI_PRINTF(format, first)
 #endif
 
-/* gcc leaves out passes that take a quarter of the time to compile and make no step faster: around the host's rooms
- * (HOST), where it still optimises for speed, and around rooms that take little of a step and the plain C kernels where
- * a processor has vectors (SELDOM), where it optimises for size. Products and kernels of vectors keep every pass.
- * Before version 12, the pragma drops other flags of the program. */
+/* gcc leaves out passes that take a quarter of the time to compile and make no step faster: around
+ * the host's rooms (HOST), where it still optimises for speed, and around rooms that take little of
+ * a step and the plain C kernels where a processor has vectors (SELDOM), where it optimises for
+ * size. Products and kernels of vectors keep every pass. Before version 12, the pragma drops other
+ * flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
 #  define MIXPI_FEWER_PASSES \
-       _Pragma("GCC optimize(\"no-tree-dominator-opts\", \"no-tree-pta\", \"no-tree-vrp\", \"no-gcse\")") \
-       _Pragma("GCC optimize(\"no-rerun-cse-after-loop\", \"no-cse-follow-jumps\", \"no-caller-saves\")") \
-       _Pragma("GCC optimize(\"no-tree-slsr\", \"no-tree-reassoc\", \"no-split-paths\", \"no-tree-bit-ccp\")") \
-       _Pragma("GCC optimize(\"no-if-conversion2\", \"no-ree\", \"no-cprop-registers\", \"no-ivopts\")") \
+       _Pragma("GCC optimize(\"no-tree-dominator-opts\", \"no-tree-pta\", \"no-tree-vrp\")") \
+       _Pragma("GCC optimize(\"no-gcse\", \"no-rerun-cse-after-loop\", \"no-cse-follow-jumps\")") \
+       _Pragma("GCC optimize(\"no-caller-saves\", \"no-tree-slsr\", \"no-tree-reassoc\")") \
+       _Pragma("GCC optimize(\"no-split-paths\", \"no-tree-bit-ccp\", \"no-if-conversion2\")") \
+       _Pragma("GCC optimize(\"no-ree\", \"no-cprop-registers\", \"no-ivopts\")") \
        _Pragma("GCC optimize(\"no-move-loop-invariants\", \"no-tree-loop-optimize\")")
 #  define MIXPI_HOST_BEGIN \
        _Pragma("GCC push_options") \
        MIXPI_FEWER_PASSES \
-       _Pragma("GCC optimize(\"no-tree-slp-vectorize\", \"no-tree-loop-vectorize\", \"no-schedule-insns2\")") \
-       _Pragma("GCC optimize(\"no-if-conversion\")")
+       _Pragma("GCC optimize(\"no-tree-slp-vectorize\", \"no-tree-loop-vectorize\")") \
+       _Pragma("GCC optimize(\"no-schedule-insns2\", \"no-if-conversion\")")
 #  define MIXPI_SELDOM_BEGIN \
        _Pragma("GCC push_options") \
-       _Pragma("GCC optimize(\"Os\", \"no-tree-pre\", \"no-thread-jumps\", \"no-code-hoisting\", \"no-tree-sink\")") \
+       _Pragma("GCC optimize(\"Os\", \"no-tree-pre\", \"no-thread-jumps\")") \
+       _Pragma("GCC optimize(\"no-code-hoisting\", \"no-tree-sink\")") \
        MIXPI_FEWER_PASSES
 #  define MIXPI_HOST_END     _Pragma("GCC pop_options")
 #  define MIXPI_SELDOM_END   _Pragma("GCC pop_options")

@@ -68,8 +68,8 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 
 /* Steps opt without a scaler. Applies the gradients even if they are non-finite, as PyTorch does.
  * For a finite check without scaling, use a scaler of MIXP_RULE_STATIC with init_scale 1.
- * MIXP_ERR_ORDER: no parameter has a gradient, or gradients are scaled and mixp_scaler_unscale was
- * not called. */
+ * MIXP_ERR_ORDER: no parameter has a gradient, or a scaler scaled or unscaled the gradients: call
+ * mixp_scaler_step. */
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 
 /* mixp_scaler_free and mixp_optimizer_free free what mixp_..._new made, before you free the

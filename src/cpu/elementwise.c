@@ -61,8 +61,8 @@ MIXPI_V mixpi_v MIXPI_P(log_of)(mixpi_v x) {
     return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
 }
 
-/* A function that is called gets several registers in memory: gcc copies a structure that is passed by value in pieces
- * of 16 bytes, and the load of a whole register that follows waits for them. */
+/* A function that is called gets several registers in memory: gcc copies a structure that is passed
+ * by value in pieces of 16 bytes, and the load of a whole register that follows waits for them. */
 #if MIXPI_REGS == 1
 MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) { return MIXPI_P(log_of)(x); }
 #else
@@ -176,7 +176,9 @@ MIXPI_V mixpi_v MIXPI_P(tanh_of)(mixpi_v x, mixpi_v *rest) {
     return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, outer);
 }
 #if MIXPI_REGS == 1
-MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) { return MIXPI_P(tanh_of)(x, rest); }
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+    return MIXPI_P(tanh_of)(x, rest);
+}
 #else
 MIXPI_RARE void MIXPI_P(tanh_16)(float *x, float *low) {
     mixpi_v rest;

@@ -225,6 +225,10 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     static const mixpi_scaling as_they_are = { 1, 0 };
     if (!opt) return MIXP_ERR_ARGUMENT;
+    if (mixpi_stage(opt) == MIXPI_UNSCALED)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+            "mixp_optimizer_step: mixp_scaler_unscale has checked these gradients; call "
+            "mixp_scaler_step instead, which skips the step if one is not finite");
     MIXPI_TRY(mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead"));
     MIXPI_TRY(mixpi_need_all(opt, "mixp_optimizer_step"));
     MIXPI_TRY(mixpi_refresh(opt, "mixp_optimizer_step"));

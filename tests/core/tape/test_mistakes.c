@@ -308,6 +308,11 @@ static void step_without_the_scaler(model *m) {
     backward(m);
     mixp_optimizer_step(m->opt);
 }
+static void step_without_the_scaler_after_unscale(model *m) {
+    backward(m);
+    mixp_scaler_unscale(m->scaler, m->opt);
+    mixp_optimizer_step(m->opt);
+}
 static void clip_before_unscale(model *m) {
     backward(m);
     mixp_clip_grad_norm(m->opt, 1.0);
@@ -705,6 +710,7 @@ static const mistake mistakes[] = {
     MISTAKE(unscaled_loss, ORDER, "mixp_scaler_scale(scaler, loss)"),
     MISTAKE(loss_scaled_twice, ORDER, "two loss scales"),
     MISTAKE(step_without_the_scaler, ORDER, "call mixp_scaler_step instead"),
+    MISTAKE(step_without_the_scaler_after_unscale, ORDER, "which skips the step if one is not finite"),
     MISTAKE(clip_before_unscale, ORDER, "call mixp_scaler_unscale first"),
     MISTAKE(unscaled_twice, ORDER, "already"),
     MISTAKE(anothers_scaler, ORDER, "another scaler"),
