@@ -332,13 +332,13 @@ static int keeps_a_state(const mixp_ranks_desc *given, void *user) {
     if (*(int *)user) mixp_fill(s, given->rank + 1);
     told = strstr(mixp_context_warning(all.ctx), "a checkpoint holds the numbers of rank 0") != NULL;
     mixp_context_clear_error(all.ctx);
-    if (mixp_checkpoint_save("build/test_ranks_state_of_its_own.tmp", &all) != MIXP_OK) told = 2;
+    if (mixp_checkpoint_save("ranks_state_of_its_own.tmp", &all) != MIXP_OK) told = 2;
     mixp_context_free(all.ctx);
     return told != *(int *)user;
 }
 static void a_state_in_a_frozen_parameter_is_told(void) {
     for (int writes = 0; writes < 2; writes++) CHECK_INT(ddp_threads(2, keeps_a_state, &writes), 0);
-    remove("build/test_ranks_state_of_its_own.tmp");
+    remove("ranks_state_of_its_own.tmp");
 }
 
 int main(void) {
