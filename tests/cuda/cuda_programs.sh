@@ -77,8 +77,8 @@ check 'epilogues: the same weights'               same_weights joined joined.gra
 check 'epilogues: trains with a guard'            train guarded $gelu --epilogues gelu --guard on
 check 'epilogues: a guard keeps GELU apart'       joined guarded 0
 check 'epilogues: which is told'                  tells guarded '--epilogues gelu does nothing here'
-check 'fp16: trains on the CPU'                   train cpu --device cpu --dtype fp16 --dropout 0.1
-check 'fp16: the losses are the CPU'"'"'s'          near_losses fp16 cpu
+check 'fp16: trains on the CPU'                   train fp16.cpu --device cpu --dtype fp16 --dropout 0.1
+check 'fp16: the losses are the CPU'"'"'s'          near_losses fp16 fp16.cpu
 # Recipes: NVFP4's rounding draws anew in each replay. The CPU sums in another order, which turns some
 # roundings over.
 for kind in fp8 fp8-delayed nvfp4; do
