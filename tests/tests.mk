@@ -13,7 +13,9 @@ vpath test_%.c $(TEST_DIRS)
 vpath long_%.c $(TEST_DIRS)
 vpath test_%.cpp $(TEST_DIRS)
 TESTS    := $(call program,test_*.c)
-LONG     := $(call program,long_*.c)
+# Six and ten minutes: test-variants has them.
+LONGEST  := $(BUILD)/long_formats $(BUILD)/long_everyday
+LONG     := $(filter-out $(LONGEST),$(call program,long_*.c))
 
 # OWN names the programs that compile their own implementation; HOST those of them that compile only the
 # host's part, and take the kernels from the library.
@@ -111,7 +113,7 @@ CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
 
 # The two longest compilations come first, so that no core waits for them.
 QUICK_TESTS = $(filter-out $(LATER),$(TESTS))
-test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(QUICK_TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: three minutes on 2 cores, needs only cc and make
+test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(QUICK_TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: four to six minutes on 2 cores, needs only cc and make
 	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=2 tests/tools/run.sh -j $(RUN_JOBS) $(SLEEPER) $(LONG_SCRIPTS) \
 	    $(call CUDA_RUN,$(CUDA_TESTS)) $(filter-out $(SLEEPER),$(QUICK_TESTS)) $(CPP_RUN) $(if $(GPU),$(GPU_RUN)) \
 	    'tests/tools/compile_matrix.sh short' $(filter-out $(LONG_SCRIPTS) $(LATER_SCRIPTS),$(SCRIPTS))
@@ -135,7 +137,7 @@ WHOLE_CASES = $(foreach c,$(CASES),'MIXPREC_TEST_ONLY=$(word 2,$(subst =, ,$c)) 
 WHOLE_SCRIPTS = $(LATER_SCRIPTS) tests/tools/symbols.sh tests/tools/test_slow_build.sh tests/tools/test_only_formats.sh tests/tools/test_cases.sh \
                 tests/programs/test_tiny_gpt.sh tests/programs/test_show.sh tests/programs/test_bert.sh tests/programs/test_trail.sh
 
-test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(subst =, ,$c))) $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
+test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(subst =, ,$c))) $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, simulated CUDA, nvcc's PTX
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/rehearsal.sh tests/cuda/cuda_programs.sh 'ARCHS=90 tests/cuda/cuda_static.sh' \
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' 'tests/tools/variant.sh tiles' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(WHOLE_CASES) $(WHOLE_SCRIPTS) \
@@ -146,8 +148,8 @@ test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(
 # Too long for CI on two cores. tests/tools/variant.sh lists them.
 VARIANTS ?= no_ranks no_watch no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char tiles_all m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \
             aarch64 armhf riscv64 ppc64le s390x
-test-variants: $(GPU_TESTS) $(SANE_RECIPES) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
-	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(GPU_RUN) $(SANE_RECIPES) $(CUDA_FMA) \
+test-variants: $(LONGEST) $(GPU_TESTS) $(SANE_RECIPES) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all 2^32 floats, all planted faults, nvcc's link of the GPU tests
+	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(LONGEST) $(GPU_RUN) $(SANE_RECIPES) $(CUDA_FMA) \
 	    tests/cuda/cuda_static.sh tests/tools/mutation.sh tests/tools/mutation_c.sh tests/cuda/ptx_plants.sh tests/tools/cortex_m.sh \
 	    $(patsubst %,'tests/tools/variant.sh %',$(VARIANTS))
 
