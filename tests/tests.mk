@@ -126,6 +126,9 @@ coverage:   ## which lines of mixprec.h the C tests reach (needs gcov; takes min
 # With the sanitizers, recipes in every program take six minutes: test-variants has them.
 SANE_RECIPES  = $(filter %_recipes,$(CUDA_SANE))
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training $(SANE_RECIPES),$(CUDA_SANE))
+# Three of them take four minutes each: test-variants has them whole.
+SANE_LONG = $(filter %_attention %_everyday %_layouts,$(LONGEST_FIRST))
+SANE_RUN  = $(SANE_LONG:%='MIXPREC_TEST_QUICK=1 %') $(filter-out $(SANE_LONG),$(LONGEST_FIRST))
 
 # Cases that make test leaves out or cuts short. CUDA's other tests run as a whole, with the sanitizers.
 CASES = codes=every_way kernels=test_binary recipes=instruction_sets attention=longer ranks=long_sums ranks_tcp=dtypes ranks_buffers=programs \
@@ -139,7 +142,7 @@ WHOLE_SCRIPTS = $(LATER_SCRIPTS) tests/tools/symbols.sh tests/tools/test_slow_bu
 
 test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(subst =, ,$c))) $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, simulated CUDA, nvcc's PTX
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/rehearsal.sh tests/cuda/cuda_programs.sh 'ARCHS=90 tests/cuda/cuda_static.sh' \
-	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' 'tests/tools/variant.sh tiles' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
+	    $(LONG) $(call CUDA_RUN,$(SANE_RUN)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' 'tests/tools/variant.sh tiles' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(WHOLE_CASES) $(WHOLE_SCRIPTS) \
 	    tests/tools/rooms.sh tests/tools/format.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh tests/programs/test_real_data.sh 'tests/tools/compile_matrix.sh languages' 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
 	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/test_workflows.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
@@ -148,8 +151,8 @@ test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(
 # Too long for CI on two cores. tests/tools/variant.sh lists them.
 VARIANTS ?= no_ranks no_watch no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char tiles_all m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \
             aarch64 armhf riscv64 ppc64le s390x
-test-variants: $(LONGEST) $(GPU_TESTS) $(SANE_RECIPES) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all 2^32 floats, all planted faults, nvcc's link of the GPU tests
-	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(LONGEST) $(GPU_RUN) $(SANE_RECIPES) $(CUDA_FMA) \
+test-variants: $(LONGEST) $(GPU_TESTS) $(SANE_RECIPES) $(SANE_LONG) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all 2^32 floats, all planted faults, nvcc's link of the GPU tests
+	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(LONGEST) $(GPU_RUN) $(SANE_RECIPES) $(SANE_LONG) $(CUDA_FMA) \
 	    tests/cuda/cuda_static.sh tests/tools/mutation.sh tests/tools/mutation_c.sh tests/cuda/ptx_plants.sh tests/tools/cortex_m.sh \
 	    $(patsubst %,'tests/tools/variant.sh %',$(VARIANTS))
 
