@@ -20456,7 +20456,8 @@ static int64_t mixpi_cores_in_mask(void) {
     long cores = 0, bytes;
     memset(mask, 0, sizeof mask);
     bytes = syscall(SYS_sched_getaffinity, 0L, sizeof mask, mask);
-    for (long i = 0; i < bytes; i++) cores += __builtin_popcount(mask[i]);
+    for (long i = 0; i < bytes; i++)
+        for (unsigned left = mask[i]; left; left &= left - 1) cores++;
     return cores;
 }
 

@@ -538,9 +538,13 @@ static inline const mixp_st_entry *gguf_find(const gguf *g, const char *name) {
     return NULL;
 }
 
-/* The types with blocks of 32 values that are read: bytes of a block, or 0; and the name. */
+/* Bytes of a block of 32 values in the types that are read; 0: another type. The name of a type in ggml's enum. */
 static inline size_t gguf_block_bytes(uint64_t type) { return type == 2 ? 18 : type == 3 ? 20 : type == GGUF_Q8_0 ? 34 : 0; }
-static inline const char *gguf_block_name(uint64_t type) { return type == 2 ? "Q4_0" : type == 3 ? "Q4_1" : "Q8_0"; }
+static inline const char *gguf_type_name(uint64_t type) {
+    static const char *const names[] = { "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1",
+                                         "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K" };
+    return type < sizeof names / sizeof names[0] ? names[type] : "another type";
+}
 
 /* Name, shape, type and place of a tensor. data is its place until all are known. */
 static inline uint64_t gguf_take_info(gguf *g, mixp_st_entry *e, char *name) {
@@ -567,9 +571,7 @@ static inline uint64_t gguf_take_info(gguf *g, mixp_st_entry *e, char *name) {
                : type == GGUF_F16  ? MIXP_F16
                : type == GGUF_BF16 ? MIXP_BF16
                                    : MIXP_DTYPE_COUNT;
-    e->type = e->dtype != MIXP_DTYPE_COUNT ? mixp_dtype_name(e->dtype)
-              : gguf_block_bytes(type)     ? gguf_block_name(type)
-                                           : "a type with other blocks";
+    e->type = e->dtype != MIXP_DTYPE_COUNT ? mixp_dtype_name(e->dtype) : gguf_type_name(type);
     if (e->dtype != MIXP_DTYPE_COUNT) e->bytes = (size_t)count * mixp_dtype_size(e->dtype);
     else if (e->shape[rank - 1] % GGUF_BLOCK == 0) e->bytes = (size_t)(count / GGUF_BLOCK) * gguf_block_bytes(type);
     else if (gguf_block_bytes(type) && !g->wrong) g->wrong = "rows do not divide into blocks of 32";
@@ -577,14 +579,14 @@ static inline uint64_t gguf_take_info(gguf *g, mixp_st_entry *e, char *name) {
 }
 
 /* Does gguf_values read a tensor of this entry? */
-static inline int gguf_has_values(const mixp_st_entry *e) { return e->dtype != MIXP_DTYPE_COUNT || e->type[0] == 'Q'; }
+static inline int gguf_has_values(const mixp_st_entry *e) { return e->dtype != MIXP_DTYPE_COUNT || e->bytes; }
 
 /* The values of a tensor that was read, in f32. Returns 0 for a type that has none. */
 static inline int gguf_values(const mixp_st_entry *e, float *to, int64_t count) {
     const unsigned char *from = (const unsigned char *)e->data;
     if (e->dtype != MIXP_DTYPE_COUNT) mixp_convert(to, MIXP_F32, e->data, e->dtype, count);
     else if (strcmp(e->type, "Q8_0") == 0) gguf_dequantise(to, from, count);
-    else if (e->type[0] == 'Q') gguf_dequantise4(to, from, count, strcmp(e->type, "Q4_1") == 0);
+    else if (e->bytes) gguf_dequantise4(to, from, count, strcmp(e->type, "Q4_1") == 0);
     else return 0;
     return 1;
 }

@@ -224,7 +224,7 @@ def read_back(scratch, tokenizer):
     for name in ("tied", "own head"):
         folder = os.path.join(scratch, name)
         want = logits(folder, ids)
-        for text, kind in ("f32", Q.F32), ("f16", Q.F16), ("bf16", Q.BF16):
+        for text, kind in ("f32", Q.F32), ("f16", Q.F16), ("bf16", Q.BF16), ("q5_0", Q.Q5_0):
             c = json.load(open(os.path.join(folder, "config.json")))
             path = os.path.join(scratch, f"by_package.{text}.gguf")
             w = gguf.GGUFWriter(path, "llama")
@@ -247,6 +247,10 @@ def read_back(scratch, tokenizer):
             w.write_kv_data_to_file()
             w.write_tensors_to_file()
             w.close()
+            if kind == Q.Q5_0:
+                got = run(program, "--run", path, "--tokenizer", tokenizer, "--sample", 0)
+                check(f"Q5_0 is refused by its name, {name}", got.returncode == 1 and "Q5_0" in got.stderr)
+                continue
             ours = os.path.join(scratch, f"{name}.{text}.gguf")
             exact = name == "tied" and text == "bf16" or text == "f32"      # the model's own dtype, or wider
             for whose, file in ("the package", path), ("ours", ours):

@@ -1,5 +1,5 @@
 /* jvp_cases.h - mixp_jvp on the device of `case_context`: derivatives, their gradients and second
- * derivatives beside PyTorch's in f64; in f16 and bf16; refusals.
+ * derivatives beside PyTorch's in f64; in f16 and bf16; finite differences in double; refusals.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "../reference/generate.h"
@@ -251,6 +251,62 @@ static void test_jvp_beside_pytorch(void) {
     }
 }
 
+/* --- beside finite differences in double -------------------------------------------------------------- */
+
+static double jvp_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+static double jvp_gelu(double x) { return 0.5 * x * erfc(-x / sqrt(2.0)); }
+
+/* A function of x[5] and b: each kind of operator once. */
+static double jvp_double(const double *x, double b) {
+    double sum = 0.0, h;
+    int i;
+    for (i = 0; i < 5; i++) {
+        h = tanh(x[i] * b + 0.25) + sin(x[i]) * exp(-x[i]);
+        sum += jvp_gelu(h) / (1.5 + cos(x[(i + 1) % 5])) + jvp_sigmoid(h * h) * b;
+    }
+    return sum / 5.0;
+}
+
+static mixp_tensor *jvp_same(mixp_context *c, mixp_tensor *x, mixp_tensor *b) {
+    mixp_tensor *h = mixp_tanh(c, mixp_add_scalar(c, mixp_mul(c, x, b), 0.25f)), *turned[2], *gelu;
+    h = mixp_add(c, h, mixp_mul(c, mixp_sin(c, x), mixp_exp(c, mixp_neg(c, x))));
+    turned[0] = mixp_slice(c, x, 0, 1, 4);
+    turned[1] = mixp_slice(c, x, 0, 0, 1);
+    gelu = mixp_div(c, mixp_gelu(c, h), mixp_add_scalar(c, mixp_cos(c, mixp_concat(c, 2, turned, 0)), 1.5f));
+    return mixp_mean(c, mixp_add(c, gelu, mixp_mul(c, mixp_sigmoid(c, mixp_square(c, h)), b)), MIXP_ALL, 0);
+}
+
+static double jvp_moved(const float *x, float b, const float *d, double db, double by) {
+    double at[5];
+    int i;
+    for (i = 0; i < 5; i++) at[i] = (double)x[i] + by * (double)d[i];
+    return jvp_double(at, (double)b + by * db);
+}
+
+static void test_jvp_beside_differences(void) {
+    static const float v[5] = { 0.5f, -1.25f, 0.75f, 2.0f, -0.125f }, d[5] = { 1.0f, -0.5f, 0.25f, 2.0f, -1.5f };
+    const float b = 0.75f;
+    const int64_t five = 5;
+    mixp_context *c = case_context();
+    mixp_tensor *x = mixp_param(c, NULL, MIXP_F32, 1, &five), *t = mixp_param(c, NULL, MIXP_F32, 0, NULL), *y, *dx, *dt;
+    double up, down, at = jvp_moved(v, b, d, 1.0, 0.0);
+    mixp_write(x, v, MIXP_F32, 5);
+    mixp_fill(t, (double)b);
+    mixp_step_begin(c);
+    y = jvp_same(c, x, t);
+    CHECK_NEAR(mixp_item(y), at, 1e-6);
+    dx = mixp_input(c, MIXP_F32, 1, &five, d);
+    dt = mixp_add(c, mixp_jvp(c, y, x, dx), mixp_jvp(c, y, t, NULL));       /* NULL: ones */
+    up = jvp_moved(v, b, d, 1.0, 1e-5);
+    down = jvp_moved(v, b, d, 1.0, -1e-5);
+    CHECK_NEAR(mixp_item(dt), (up - down) / 2e-5, 2e-6);
+    dt = mixp_add(c, mixp_jvp(c, dt, x, dx), mixp_jvp(c, dt, t, NULL));
+    up = jvp_moved(v, b, d, 1.0, 1e-3);
+    down = jvp_moved(v, b, d, 1.0, -1e-3);
+    CHECK_NEAR(mixp_item(dt), (up - 2.0 * at + down) / 1e-6, 5e-5);
+    mixp_context_free(c);
+}
+
 /* --- what a caller may do, and may not ---------------------------------------------------------------- */
 
 static void jvp_refused(mixp_context *c, const mixp_tensor *y, mixp_result result, const char *says) {
@@ -452,6 +508,7 @@ static void test_jvp_under_recipes(void) {
 
 static void jvp_run_cases(void) {
     RUN(test_jvp_beside_pytorch);
+    RUN(test_jvp_beside_differences);
     RUN(test_jvp_of_a_column);
     RUN(test_jvp_of_little);
     RUN(test_jvp_refused);
