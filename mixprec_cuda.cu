@@ -7127,6 +7127,8 @@ __global__ void __launch_bounds__(look_threads)
     }
 }
 
+}   /* namespace */
+
 /* --- update ---------------------------------------------------------------------------- *
  *
  * Weights, moments and low copies get the CPU's bits: mixpi_adam_element and its relatives round
@@ -7134,6 +7136,8 @@ __global__ void __launch_bounds__(look_threads)
  * these functions and narrowed after them. 16 threads share a block of 8-bit states, so all threads
  * of a warp go through a row together; threads past its end have no elements.
  */
+namespace {
+
 static_assert(MIXP_STATE_BLOCK == 16 * 8, "half a warp has a block of states");
 static_assert(chunk_size % MIXP_STATE_BLOCK == 0, "a chunk has whole blocks of states");
 
@@ -8260,6 +8264,8 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
     return MIXP_OK;
 }
 
+}   /* namespace */
+
 /* --- measuring ------------------------------------------------------------------------- *
  *
  * If the program asks for it, the first product of a plan times each algorithm and puts the fastest
@@ -8268,6 +8274,8 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
  * algorithms alternate, and the median of each counts. Trials write to the product's own c, unless
  * the product accumulates: then to other memory.
  */
+namespace {
+
 const int   measured_rounds = 5, measured_runs = 2, most_warm_runs = 2000;
 const float warm_ms = 200.0f;
 const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */

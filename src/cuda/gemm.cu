@@ -679,3 +679,5 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
     plan->at = plan->count;
     return MIXP_OK;
 }
+
+}   /* namespace */

@@ -9,6 +9,8 @@
  * algorithms alternate, and the median of each counts. Trials write to the product's own c, unless
  * the product accumulates: then to other memory.
  */
+namespace {
+
 const int   measured_rounds = 5, measured_runs = 2, most_warm_runs = 2000;
 const float warm_ms = 200.0f;
 const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */

@@ -481,3 +481,5 @@ __global__ void __launch_bounds__(look_threads)
         join_look(k.total, s, threadIdx.x ? 0 : end - first);
     }
 }
+
+}   /* namespace */

@@ -8,6 +8,8 @@
  * these functions and narrowed after them. 16 threads share a block of 8-bit states, so all threads
  * of a warp go through a row together; threads past its end have no elements.
  */
+namespace {
+
 static_assert(MIXP_STATE_BLOCK == 16 * 8, "half a warp has a block of states");
 static_assert(chunk_size % MIXP_STATE_BLOCK == 0, "a chunk has whole blocks of states");
 
