@@ -399,8 +399,7 @@ typedef struct mixpi_tiled_room {
     uint16_t *q, *p;            /* transposed: a block of queries; their weights, in 2 parts */
     uint16_t *weights;          /* weights, before they are transposed                     */
     float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
-    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap or dropout; a mask */
-    float *mask;                /* the same as scores: a mask                              */
+    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap or dropout; mask rows */
     float *factors;             /* a vector for each query: the factor of its old sums     */
     float *sums;                /* d rounded up to 32 by MIXPI_QUERIES: results            */
     float *o;                   /* the same, by rows                                       */
@@ -420,7 +419,6 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     room->weights = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
     room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->rows_of_scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
-    room->mask = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->factors = mixpi_carve(&c, MIXPI_QUERIES * 16);
     room->sums = mixpi_carve(&c, mixpi_tiled_sums(h));
     room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);

@@ -166,8 +166,9 @@ MIXPI_K void MIXPI_P(tiled_scores_of)(const mixpi_heads *h, int64_t queries, int
 /* e^x in the lanes of `there`, for x of at most 0; 0 in the others. NaN stays NaN. No polynomial of
  * this degree for 2^r, |r| <= 1/2, has a smaller largest relative error: 2^-28.9. */
 MIXPI_V mixpi_v MIXPI_P(tiled_exp)(__mmask16 there, mixpi_v x) {
-    mixpi_v y = mixpi_vmul(mixpi_vmax(mixpi_vset(-104.0f), x), mixpi_vset(1.44269504f));
+    mixpi_v y = mixpi_vmul(x, mixpi_vset(1.44269504f));
     mixpi_v n = mixpi_vround(y), r = mixpi_vsub(y, n), p;
+    there = _mm512_mask_cmp_ps_mask(there, x, mixpi_vset(-104.0f), _CMP_NLE_UQ);
     p = mixpi_vfma(mixpi_vset(0.0001535336f), r, mixpi_vset(0.0013398875f));
     p = mixpi_vpoly(p, r, 0.0096184369f, 0.0555033237f, 0.2402264774f, 0.6931471825f);
     return _mm512_maskz_scalef_ps(there, mixpi_vfma(p, r, mixpi_vset(1.0f)), n);
@@ -250,35 +251,73 @@ MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_ti
     }
 }
 
-/* What a mask adds to a block of scores: number j of query i is at[j * step + i]. */
-typedef struct mixpi_tiled_mask { const float *at; int64_t step; } mixpi_tiled_mask;
-
-/* The mask of a block, from the arrays `rows` and `columns`; zeros where the mask is not read. */
-MIXPI_K mixpi_tiled_mask MIXPI_P(tiled_mask)(const mixp_attention_args *k, const mixpi_heads *h,
-                                             mixpi_some_scores at, int64_t queries, float *rows,
-                                             float *columns) {
+/* Where the mask between 16 queries and at.n keys begins, as words of 32 bits: one f32 or two 16-bit
+ * numbers. A block that is not whole is copied to `room`, with zeros beyond. *ld: words from a row to
+ * the next one. */
+MIXPI_K const float *MIXPI_P(tiled_mask_at)(const mixp_attention_args *k, const mixpi_heads *h,
+                                            mixpi_some_scores at, int64_t queries, float *room,
+                                            int64_t *ld) {
     const mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
+    const int64_t size = (int64_t)mixp_dtype_size(k->mask.dtype), row = head.ld * size;
     const int64_t first = head.first + at.query * head.ld + at.key * k->mask_key;
-    const int64_t n = (at.n + 15) / 16 * 16;
-    mixpi_tiled_mask mask = { columns, MIXPI_QUERIES };
-    if (!at.masked) {
-        memset(columns, 0, MIXPI_QUERIES * sizeof *columns);
-        mask.step = 0;
-        return mask;
+    const char *from = (const char *)k->mask.data + first * size;
+    char *to = (char *)room;
+    *ld = row / 4;
+    if (queries >= 16 && at.n * size % 64 == 0 && row % 4 == 0 && k->mask_key)
+        return (const float *)(const void *)from;
+
+    *ld = MIXPI_KEYS * size / 4;
+    memset(room, 0, (size_t)(16 * MIXPI_KEYS * size));
+    for (int64_t i = 0; i < mixpi_min(16, queries); i++, from += row, to += MIXPI_KEYS * size) {
+        if (k->mask_key) memcpy(to, from, (size_t)(at.n * size));
+        for (int64_t j = 0; !k->mask_key && j < at.n; j++) memcpy(to + j * size, from, (size_t)size);
     }
-    MIXPI_P(widen_rows)
-    (rows, MIXPI_KEYS, mixpi_source_of(k->mask, first, head.ld), queries,
-     k->mask_key ? (int)at.n : 1);
-    for (int64_t i = 0; !k->mask_key && i < queries; i++)
-        for (int64_t j = 0; j < n; j += 16)
-            mixpi_vstore(rows + i * MIXPI_KEYS + j, mixpi_vset(rows[i * MIXPI_KEYS]));
-    MIXPI_P(transpose_blocks)(columns, MIXPI_QUERIES, rows, MIXPI_KEYS, queries, n);
-    return mask;
+    return room;
 }
 
-/* A score with its mask. The product is rounded before the sum: it is an FMA with -0. */
-MIXPI_V mixpi_v MIXPI_P(tiled_masked)(mixpi_v score, mixpi_v scale, const float *mask)
-{ return mixpi_vadd(mixpi_vfma(score, scale, mixpi_vset(-0.0f)), mixpi_vload(mask)); }
+/* scores = scale * scores + mask, of 16 queries with a key. The product is rounded before the sum: it
+ * is an FMA with -0. */
+MIXPI_V void MIXPI_P(tiled_mask_key)(float *scores, mixpi_v scale, mixpi_v mask) {
+    const mixpi_v x = mixpi_vfma(mixpi_vload(scores), scale, mixpi_vset(-0.0f));
+    mixpi_vstore(scores, mixpi_vadd(x, mask));
+}
+
+/* The same with each of n keys, for a mask of words. dtype is a constant at each call. */
+MIXPI_V void MIXPI_P(tiled_mask_of)(const mixp_dtype dtype, float *scores, mixpi_v scale, int64_t n,
+                                    const float *at, int64_t ld) {
+    const int64_t words = dtype == MIXP_F32 ? n : (n + 1) / 2;
+    float columns[256] __attribute__((__aligned__(64)));
+    for (int64_t j = 0; j < words; j++, scores += MIXPI_QUERIES) {
+        if (j % 16 == 0) MIXPI_P(transpose16)(columns, 16, at + j, ld);
+        mixpi_v x = mixpi_vload(columns + j % 16 * 16), y = x;
+        if (dtype == MIXP_BF16) x = mixpi_rof(mixpi_rbits(y) << 16);
+        if (dtype == MIXP_BF16) y = mixpi_rof(mixpi_rbits(y) & 0xFFFF0000u);
+        if (dtype == MIXP_F16) x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)y));
+        if (dtype == MIXP_F16)
+            y = _mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)(mixpi_rbits(y) >> 16)));
+        if (dtype != MIXP_F32) {
+            MIXPI_P(tiled_mask_key)(scores, scale, x);
+            scores += MIXPI_QUERIES;
+        }
+        MIXPI_P(tiled_mask_key)(scores, scale, y);
+    }
+}
+
+/* Scales a block of scores and adds the mask. room: scratch memory for 16 rows of the mask. */
+MIXPI_K void MIXPI_P(tiled_mask)(const mixp_attention_args *k, const mixpi_heads *h,
+                                 mixpi_some_scores at, int64_t queries, float *scores, float *room) {
+    const mixpi_v scale = mixpi_vset(k->scale);
+    const mixp_dtype dtype = k->mask.dtype;
+    for (int64_t j = 0; !at.masked && j < at.n * MIXPI_QUERIES; j += 16)
+        MIXPI_P(tiled_mask_key)(scores + j, scale, mixpi_vzero());
+    for (; at.masked && queries > 0; queries -= 16, at.query += 16, scores += 16) {
+        int64_t ld;
+        const float *mask = MIXPI_P(tiled_mask_at)(k, h, at, queries, room, &ld);
+        if (dtype == MIXP_F32) MIXPI_P(tiled_mask_of)(MIXP_F32, scores, scale, at.n, mask, ld);
+        else if (dtype == MIXP_F16) MIXPI_P(tiled_mask_of)(MIXP_F16, scores, scale, at.n, mask, ld);
+        else MIXPI_P(tiled_mask_of)(MIXP_BF16, scores, scale, at.n, mask, ld);
+    }
+}
 
 /* The sum of 16 vectors in the order in which mixpi_vsum adds 16 lanes. */
 MIXPI_V mixpi_v MIXPI_P(tiled_sum)(float *v) {
@@ -289,46 +328,45 @@ MIXPI_V mixpi_v MIXPI_P(tiled_sum)(float *v) {
     return mixpi_vload(v);
 }
 
-/* Turns the scores of 16 queries, from query `first` of the block on, into weights, with the bits
- * of attention.c's rows. */
-MIXPI_K void MIXPI_P(tiled_weigh_lanes)(const mixpi_attention_job *job, mixpi_met_queries *s,
-                                        mixpi_some_scores at, int64_t first, mixpi_tiled_mask mask,
-                                        uint16_t *p, float *factors) {
-    const int64_t reach = MIXPI_P(queries_reach)(job->k, at) + first, end = (at.n + 31) / 32 * 32;
-    const mixpi_v scale = mixpi_vset(job->k->scale), old = mixpi_vload(s->top + first);
-    const mixpi_v sum = mixpi_vload(s->sum + first);
-    float  sums[256] __attribute__((__aligned__(64))) = { 0 };
+/* tiled_weigh_body with the bits of attention.c's rows, for scores that are already scaled and
+ * masked. */
+MIXPI_V void MIXPI_P(tiled_weigh_lanes)(const mixpi_attention_job *job, mixpi_met_queries *s,
+                                        mixpi_some_scores at, int64_t first, uint16_t *p,
+                                        float *factors, const int whole) {
+    const int64_t reach = MIXPI_P(queries_reach)(job->k, at) + first;
+    const int64_t n = whole ? MIXPI_KEYS : at.n, end = (n + 31) / 32 * 32;
+    const mixpi_v old = mixpi_vload(s->top + first), sum = mixpi_vload(s->sum + first);
+    float  sums[256] __attribute__((__aligned__(64)));
     float *scores = s->scores + first;
-    mixpi_v top = old, shrink;
+    mixpi_v top = mixpi_vmax(MIXPI_P(tiled_top)(scores, n, reach, whole), old), shrink;
     __mmask16 grows;
-    mask.at += first;
-    for (int64_t j = 0; j < at.n; j++) {
-        mixpi_v x = mixpi_vload(scores + j * MIXPI_QUERIES);
-        x = MIXPI_P(tiled_masked)(x, scale, mask.at + j * mask.step);
-        mixpi_vstore(scores + j * MIXPI_QUERIES, x);
-        top = _mm512_mask_max_ps(top, MIXPI_P(tiled_sees)(reach, j), x, top);
-    }
 
     /* The old sum belongs to the old largest score. */
     grows = _mm512_cmp_ps_mask(top, old, _CMP_GT_OQ);
     grows = _mm512_mask_cmp_ps_mask(grows, sum, mixpi_vzero(), _CMP_GT_OQ);
     shrink = _mm512_mask_mov_ps(mixpi_vset(1.0f), grows, mixpi_vexp(mixpi_vsub(old, top)));
 
-    /* Two keys at a time; rows up to a whole step are 0. */
-    for (int64_t j = 0; j < end; j += 2) {
-        float *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
-        float *sum_j = sums + j % 16 * 16;
-        __mmask16 sees = j < at.n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
-        __mmask16 sees_next = j + 1 < at.n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
-        mixpi_v x = mixpi_vexp(mixpi_vsub(mixpi_vload(at_j), top));
-        mixpi_v y = mixpi_vexp(mixpi_vsub(mixpi_vload(next), top));
-        x = _mm512_maskz_mov_ps(sees, x);
-        y = _mm512_maskz_mov_ps(sees_next, y);
-        mixpi_vstore(sum_j, mixpi_vadd(mixpi_vload(sum_j), x));
-        mixpi_vstore(sum_j + 16, mixpi_vadd(mixpi_vload(sum_j + 16), y));
-        mixpi_vstore(at_j, x);
-        mixpi_vstore(next, y);
-        MIXPI_P(tiled_put_pair)(p + j / 32 * 2048 + j % 32 * 16, x, y);
+    /* Two keys at a time, and those 16 keys later, whose weights have the same sum; rows up to a whole
+     * step are 0. */
+    for (int64_t i = 0; i < 16; i += 2) {
+        mixpi_v even = mixpi_vzero(), odd = even;
+        for (int64_t j = i; j < end; j += 16) {
+            float *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
+            mixpi_v x = mixpi_vexp(mixpi_vsub(mixpi_vload(at_j), top));
+            mixpi_v y = mixpi_vexp(mixpi_vsub(mixpi_vload(next), top));
+            if (!whole) {
+                x = _mm512_maskz_mov_ps(j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0, x);
+                y = _mm512_maskz_mov_ps(
+                    j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0, y);
+            }
+            even = mixpi_vadd(even, x);
+            odd = mixpi_vadd(odd, y);
+            mixpi_vstore(at_j, x);
+            mixpi_vstore(next, y);
+            MIXPI_P(tiled_put_pair)(p + j / 32 * 2048 + j % 32 * 16, x, y);
+        }
+        mixpi_vstore(sums + 16 * i, even);
+        mixpi_vstore(sums + 16 * i + 16, odd);
     }
     mixpi_vstore(s->top + first, top);
     mixpi_vstore(s->sum + first, mixpi_vadd(mixpi_vfma(sum, shrink, mixpi_vset(-0.0f)),
@@ -338,10 +376,13 @@ MIXPI_K void MIXPI_P(tiled_weigh_lanes)(const mixpi_attention_job *job, mixpi_me
 MIXPI_K void MIXPI_P(tiled_weigh_masked)(const mixpi_attention_job *job,
                                          const mixpi_tiled_room *room, mixpi_met_queries *s,
                                          mixpi_some_scores at, float *factors) {
-    const mixpi_tiled_mask mask = MIXPI_P(tiled_mask)(job->k, &job->heads, at, s->rows,
-                                                      room->rows_of_scores, room->mask);
-    for (int64_t i = 0; i < s->rows; i += 16)
-        MIXPI_P(tiled_weigh_lanes)(job, s, at, i, mask, room->p + 32 * i, factors);
+    const int whole = at.n == MIXPI_KEYS && MIXPI_P(queries_reach)(job->k, at) >= MIXPI_KEYS;
+    MIXPI_P(tiled_mask)(job->k, &job->heads, at, s->rows, s->scores, room->rows_of_scores);
+    for (int64_t i = 0; i < s->rows; i += 16) {
+        uint16_t *p = room->p + 32 * i;
+        if (whole) MIXPI_P(tiled_weigh_lanes)(job, s, at, i, p, factors, 1);
+        else MIXPI_P(tiled_weigh_lanes)(job, s, at, i, p, factors, 0);
+    }
 }
 
 /* Turns scores into weights by the rows of attention.c, for a cap or dropout. keep: also
@@ -644,11 +685,11 @@ MIXPI_K void MIXPI_P(tiled_bad_met)(const mixpi_attention_grad_job *job,
 /* Turns scores and the products of dy by v of 16 queries, from query `first` of the block on, into
  * weights and the gradients of q k'. Both are 0 where a query does not see a key, up to a whole
  * step of keys. whole: there are MIXPI_KEYS keys and MIXPI_QUERIES queries, and each query sees
- * all. mask: NULL, or the mask; then the weights have the bits of attention.c's. */
+ * all. masked: the scores are scaled and masked; then the weights have the bits of attention.c's. */
 MIXPI_V void MIXPI_P(tiled_grads_body)(const mixpi_attention_grad_job *job,
                                        const mixpi_tiled_grad_room *room,
                                        const mixpi_met_block *m, int64_t first, const int whole,
-                                       const mixpi_tiled_mask *mask) {
+                                       const int masked) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
     const int64_t query = m->at.query + first, group = m->at.head % h->group;
@@ -665,33 +706,24 @@ MIXPI_V void MIXPI_P(tiled_grads_body)(const mixpi_attention_grad_job *job,
             sees = (__mmask16)(sees & there);
         }
         mixpi_v e, d = mixpi_vmul(mixpi_vsub(mixpi_vload(g), delta), scale);
-        if (mask) {
-            e = MIXPI_P(tiled_masked)(mixpi_vload(p), scale, mask->at + j * mask->step + first);
-            e = _mm512_maskz_mov_ps(sees, mixpi_vexp(mixpi_vsub(e, lse)));
-        } else {
-            e = MIXPI_P(tiled_exp)(sees, MIXPI_P(tiled_below)(mixpi_vload(p), scale, lse));
-        }
+        if (masked) e = _mm512_maskz_mov_ps(sees, mixpi_vexp(mixpi_vsub(mixpi_vload(p), lse)));
+        else e = MIXPI_P(tiled_exp)(sees, MIXPI_P(tiled_below)(mixpi_vload(p), scale, lse));
         mixpi_vstore(p, e);
         mixpi_vstore(g, _mm512_maskz_mul_ps(sees, e, d));
     }
 }
 MIXPI_K void MIXPI_P(tiled_grads)(const mixpi_attention_grad_job *job,
                                   const mixpi_tiled_grad_room *room, const mixpi_met_block *m) {
+    const mixp_attention_args *k = &job->k->forward;
     const int whole = m->at.n == MIXPI_KEYS && m->first >= MIXPI_KEYS && m->rows == MIXPI_QUERIES;
+    const int masked = k->mask.data != NULL;
+    if (masked) MIXPI_P(tiled_mask)(k, &job->heads, m->at, m->rows, room->scores, room->plain.p);
     for (int64_t i = 0; i < MIXPI_QUERIES; i += 16) {
-        if (whole) MIXPI_P(tiled_grads_body)(job, room, m, i, 1, NULL);
-        else MIXPI_P(tiled_grads_body)(job, room, m, i, 0, NULL);
+        if (whole && masked) MIXPI_P(tiled_grads_body)(job, room, m, i, 1, 1);
+        else if (masked) MIXPI_P(tiled_grads_body)(job, room, m, i, 0, 1);
+        else if (whole) MIXPI_P(tiled_grads_body)(job, room, m, i, 1, 0);
+        else MIXPI_P(tiled_grads_body)(job, room, m, i, 0, 0);
     }
-}
-
-/* tiled_grads with a mask. */
-MIXPI_K void MIXPI_P(tiled_grads_masked)(const mixpi_attention_grad_job *job,
-                                         const mixpi_tiled_grad_room *room,
-                                         const mixpi_met_block *m) {
-    const mixpi_tiled_mask mask = MIXPI_P(tiled_mask)(&job->k->forward, &job->heads, m->at, m->rows,
-                                                      room->plain.p, room->plain.g);
-    for (int64_t i = 0; i < MIXPI_QUERIES; i += 16)
-        MIXPI_P(tiled_grads_body)(job, room, m, i, 0, &mask);
 }
 
 /* tiled_grads by the rows of attention.c, for a cap or dropout. */
@@ -799,7 +831,6 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->q + at, room->keys, room->scores);
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->dy + at, room->values, room->grads);
         if (mixpi_attention_modifies(&job->k->forward)) MIXPI_P(tiled_grads_by_rows)(job, room, m);
-        else if (job->k->forward.mask.data) MIXPI_P(tiled_grads_masked)(job, room, m);
         else MIXPI_P(tiled_grads)(job, room, m);
         bad = MIXPI_P(tiled_grad_operands)(room, n);
     }
