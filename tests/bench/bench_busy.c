@@ -33,16 +33,14 @@ static void spin_for_ever(void) {
 }
 
 static void spin_start(void) {
-    int i;
-    for (i = 0; i < spinning; i++) {
+    for (int i = 0; i < spinning; i++) {
         spins[i] = fork();
         if (spins[i] == 0) spin_for_ever();
     }
 }
 
 static void spin_stop(void) {
-    int i;
-    for (i = 0; i < spinning; i++) {
+    for (int i = 0; i < spinning; i++) {
         kill(spins[i], SIGKILL);
         waitpid(spins[i], NULL, 0);
     }
@@ -64,10 +62,9 @@ static int ascending(const void *a, const void *b) {
 static void compare(int width, int batch, int steps, int rounds) {
     small_net one, two;
     double ratio[MOST_ROUNDS];
-    int i;
     small_net_init(&one, 1, width, batch);
     small_net_init(&two, 2, width, batch);
-    for (i = 0; i < rounds; i++) {
+    for (int i = 0; i < rounds; i++) {
         double alone = milliseconds(&one, steps), both = milliseconds(&two, steps);
         ratio[i] = both / alone;
         printf("width %4d, batch %4d: 1 thread %8.3f ms, 2 threads %8.3f ms\n", width, batch, alone, both);

@@ -38,8 +38,7 @@ static double time_convert(const mixp_device *d, char *dst, mixp_dtype to, const
 }
 static double time_memcpy(char *dst, const char *src, size_t bytes, int repeats) {
     double t = now();
-    int i;
-    for (i = 0; i < repeats; i++) {
+    for (int i = 0; i < repeats; i++) {
         memcpy(dst, src, bytes);
         src += i & 1 ? 64 : -64;        /* else it is one copy to the compiler */
     }
@@ -72,7 +71,6 @@ int main(int argc, char **argv) {
     int64_t large = (argc > 1 ? atoi(argv[1]) : 64) * (int64_t)1000000, i;
     char *src = (char *)malloc((size_t)large * 8 + 128), *dst = (char *)malloc((size_t)large * 8 + 128);
     mixp_rounding r;
-    int isa, k;
     memset(&r, 0, sizeof r);
     r.stochastic = 1;
     if (!src || !dst) return 1;
@@ -81,9 +79,9 @@ int main(int argc, char **argv) {
         memcpy(src + 4 * i, &u, 4);
     }
     memset(dst, 1, (size_t)large * 8 + 128);
-    for (isa = MIXP_ISA_COUNT - 1; isa >= 0; isa--) {
+    for (int isa = MIXP_ISA_COUNT - 1; isa >= 0; isa--) {
         const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
-        for (k = 0; d && k < 12; k++) {
+        for (int k = 0; d && k < 12; k++) {
             measure(d, dst, pairs[k][1], src, pairs[k][0], 65536, NULL);
             measure(d, dst, pairs[k][1], src, pairs[k][0], large, NULL);
         }

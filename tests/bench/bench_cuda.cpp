@@ -819,10 +819,9 @@ static void attention(mixp_dtype dtype, int causal) {
     std::string s = shape_text(batch * heads, length, d);
     if (causal) flops /= 2.0;
     mixp_attention_args k = args_attention(batch, length, heads, d, qkv, y, lse);
-    mixp_attention_backward_args back;
     k.causal = causal;
     k.scale = scale;
-    back = args_attention_backward(&k, dy, dqkv, 0);
+    mixp_attention_backward_args back = args_attention_backward(&k, dy, dqkv, 0);
     by_flops(name, s.c_str(), flops, [=] { return table->attention(&x, &k); });
     by_flops(name + ", backward", s.c_str(), 2.5 * flops, [=] {
         return table->attention_backward(&x, &back); });
@@ -1012,10 +1011,9 @@ static mixp_result error_of(const Model &m) {
 }
 
 static mixp_graph *record(Model &m) {
-    mixp_graph *g;
     mixp_capture_begin(m.ctx);
     train_step(m);
-    g = mixp_capture_end(m.ctx);
+    mixp_graph *g = mixp_capture_end(m.ctx);
     error_of(m);
     return g;
 }
@@ -1023,7 +1021,6 @@ static mixp_graph *record(Model &m) {
 /* What the ledger says of such a step: of the third, as the first two fill caches. */
 static ledger_line predicted_step(mixp_dtype dtype, int level, int joins) {
     Model m = Model();
-    ledger_line sum;
     ledger_clear();
     m.counted = true;
     make_model(m, dtype, level, joins);
@@ -1034,7 +1031,7 @@ static ledger_line predicted_step(mixp_dtype dtype, int level, int joins) {
     }
     ledger.on = 0;
     error_of(m);
-    sum = ledger.sum;
+    ledger_line sum = ledger.sum;
     mixp_context_free(m.ctx);
     return sum;
 }
@@ -1078,9 +1075,8 @@ static void print_launches(Model &m) {
 /* Steps and replays of the step take turns. */
 static void measure_steps(Model &m, int level) {
     std::vector<double> plain, replayed;
-    double first, last;
     next_batch(m, 0);
-    first = mixp_item(train_step(m));
+    double first = mixp_item(train_step(m));
     error_of(m);
     mixp_graph *graph = record(m);
     cudaStream_t on = (cudaStream_t)mixp_context_exec(m.ctx)->stream;
@@ -1092,7 +1088,7 @@ static void measure_steps(Model &m, int level) {
         plain.push_back(sample(step, calls, on));
         replayed.push_back(sample(replay, calls, on));
     }
-    last = mixp_item(train_step(m));
+    double last = mixp_item(train_step(m));
     error_of(m);
     print_step(m, "step by step", level, times_of(plain));
     print_step(m, "as a graph", level, times_of(replayed));

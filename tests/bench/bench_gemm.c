@@ -138,14 +138,13 @@ static double now(void) {
 }
 
 static void *buffer(const mixp_exec *x, mixp_dtype dtype, int64_t n) {
-    int64_t    i;
     mixp_out   a;
     (void)x;
     a.dtype = dtype;
     a.data = NULL;
     a.accumulate = 0;
     if (posix_memalign(&a.data, 64, (size_t)n * mixp_dtype_size(dtype))) exit(1);
-    for (i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         float v = (float)(i * 2654435761u % 2000u) / 1000.0f - 1.0f;
         if (dtype == MIXP_F32) ((float *)a.data)[i] = v;
         else if (dtype == MIXP_F16) ((mixp_f16 *)a.data)[i] = mixp_f16_from_f32(v);
@@ -197,11 +196,9 @@ static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, do
     }
     for (samples = 0; samples < SAMPLES && (samples < 5 || now() < until); samples++)
         for (who = 0; who < CONTESTANTS; who++) {
-            double t;
-            int    i;
             run(d, x, &g[who], who);
-            t = now();
-            for (i = 0; i < repeat; i++) run(d, x, &g[who], who);
+            double t = now();
+            for (int i = 0; i < repeat; i++) run(d, x, &g[who], who);
             speed[who][samples] = flops * repeat / (now() - t) * 1e-9;
 #ifdef BENCH_CBLAS
             /* OpenBLAS's threads spin on for a while after a call. */

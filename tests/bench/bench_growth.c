@@ -41,10 +41,9 @@ static double memory_available(void) {
 /* n parameters in `tensors` tensors, each with its f16 gradient. NULL: out of memory. */
 static mixp_optimizer *make(mixp_context *ctx, int64_t n, int64_t tensors) {
     mixp_optimizer_desc d = mixp_adamw_defaults();
-    mixp_optimizer *opt;
     int64_t each = n / tensors, i;
     d.max_norm = 1.0;
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     for (i = 0; i < tensors; i++) {
         mixp_tensor *w = mixp_param(ctx, NULL, MIXP_F32, 1, &each);
         mixp_tensor *g = mixp_param(ctx, NULL, MIXP_F16, 1, &each);
@@ -83,22 +82,18 @@ static int fits(int64_t n, int64_t tensors) {
 static int point(int64_t n, int64_t tensors, int threads, double seconds) {
     mixp_context_desc d;
     mixp_scaler_desc s;
-    mixp_context *ctx;
-    mixp_scaler *scaler;
-    mixp_optimizer *opt;
     const char *why = "";
     double took = 0;
-    int good;
     memset(&d, 0, sizeof d);
     memset(&s, 0, sizeof s);
     d.threads = threads;
     s.rule = MIXP_RULE_STATIC;
     s.init_scale = 1;
-    ctx = mixp_context_new(&d);
-    scaler = mixp_scaler_new(ctx, &s);
-    opt = make(ctx, n, tensors);
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &s);
+    mixp_optimizer *opt = make(ctx, n, tensors);
     if (opt) took = 1e9 * time_steps(opt, scaler, seconds);
-    good = mixp_context_error(ctx, &why) == MIXP_OK;
+    int good = mixp_context_error(ctx, &why) == MIXP_OK;
     if (good) printf("optimizer %.0f %.0f %.4f\n", (double)n, (double)tensors, took / (double)n);
     else fprintf(stderr, "bench_growth: %s\n", why);
     mixp_context_free(ctx);
@@ -109,14 +104,13 @@ static int point(int64_t n, int64_t tensors, int threads, double seconds) {
 int main(int argc, char **argv) {
     double most = argc > 1 ? atof(argv[1]) : 1e7, seconds = argc > 3 ? atof(argv[3]) : 0.3;
     int threads = argc > 2 ? atoi(argv[2]) : 0;
-    int64_t n, tensors;
     if (!(most >= 1e5 && most <= 1e10) || threads < 0 || !(seconds >= 0)) {
         fprintf(stderr, "usage: bench_growth [PARAMETERS [THREADS [SECONDS]]]: 1e5 to 1e10\n");
         return 2;
     }
     printf("# optimizer: parameters, tensors, nanoseconds a parameter and step\n");
-    for (n = 100000; (double)n <= most; n *= 10)
-        for (tensors = 1; tensors <= 10000; tensors *= 10)
+    for (int64_t n = 100000; (double)n <= most; n *= 10)
+        for (int64_t tensors = 1; tensors <= 10000; tensors *= 10)
             if (fits(n, tensors) && !point(n, tensors, threads, seconds)) return 1;
     return 0;
 }

@@ -46,10 +46,9 @@ typedef struct spent { double wall, processor; } spent;
 
 static spent run(model *m, int n) {
     spent t;
-    int i;
     t.wall = now(CLOCK_MONOTONIC);
     t.processor = now(CLOCK_PROCESS_CPUTIME_ID);
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(m->ctx);
         mixp_zero_grad(m->opt);
@@ -79,12 +78,10 @@ static void tell(const char *what, double *ratio, int n) {
 /* Both in turns, `rounds` times, the guarded one first in every second round. */
 static void compare(model *plain, model *guarded, int rounds, int every) {
     double wall[1000], processor[1000], least = 1e30;
-    int64_t before;
-    int i;
     run(plain, 2);
     run(guarded, 2 * every);
-    before = mixp_context_memory(guarded->ctx).allocations;
-    for (i = 0; i < rounds; i++) {
+    int64_t before = mixp_context_memory(guarded->ctx).allocations;
+    for (int i = 0; i < rounds; i++) {
         const spent first = run(i % 2 ? guarded : plain, every);
         const spent second = run(i % 2 ? plain : guarded, every);
         const spent with = i % 2 ? first : second, without = i % 2 ? second : first;

@@ -77,10 +77,9 @@ static mixp_tensor *scaled_loss(model *m, const way *w) {
 static spent run(model *m, const way *w) {
     const double tokens = (double)m->is.steps * m->is.batch * m->is.time;
     spent t;
-    int i;
     t.wall = now(CLOCK_MONOTONIC);
     t.processor = now(CLOCK_PROCESS_CPUTIME_ID);
-    for (i = 0; i < m->is.steps; i++) {
+    for (int i = 0; i < m->is.steps; i++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(m->ctx);
         mixp_zero_grad(m->opt);
@@ -114,13 +113,11 @@ static int compare(const way *without, const way *with, int rounds) {
     static double ratio[MOST_ROUNDS], base[MOST_ROUNDS];
     const int    wall = without->threads > 1 || with->threads > 1;
     const char  *why;
-    double       middle;
-    int i;
     open_way(&a, without);
     open_way(&b, with);
     run(&a, without);
     run(&b, with);
-    for (i = 0; i < rounds; i++) {
+    for (int i = 0; i < rounds; i++) {
         spent first, second;
         if (i % 2) {
             first = run(&a, without);
@@ -132,7 +129,7 @@ static int compare(const way *without, const way *with, int rounds) {
         ratio[i] = wall ? first.wall / second.wall : first.processor / second.processor;
         base[i] = wall ? first.wall : first.processor;
     }
-    middle = median(ratio, rounds);
+    double middle = median(ratio, rounds);
     printf("%-34s %-34s %5.2f (%.2f to %.2f)  %7.2f us a token without it%s\n", without->name, with->name, middle,
            ratio[0], ratio[rounds - 1], 1e3 * median(base, rounds), wall ? ", wall" : "");
     fflush(stdout);
@@ -192,11 +189,10 @@ int main(int argc, char **argv) {
           SIDE("fp16, guard", nano, MIXP_F16, 1, 1, BEST, WHOLE, NONE, 0, 1) },
     };
     int rounds = argc > 1 ? atoi(argv[1]) : 15, failed = 0;
-    size_t i;
     if (rounds < 1 || rounds > MOST_ROUNDS) rounds = 15;
     printf("%s, %d rounds; how many times faster the second is, median (least to largest)\n",
            mixp_cpu()->name, rounds);
-    for (i = 0; i < sizeof rows / sizeof *rows; i++)
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (argc < 3 || strstr(rows[i][0].name, argv[2]) || strstr(rows[i][1].name, argv[2]))
             failed |= compare(&rows[i][0], &rows[i][1], rounds);
     return failed;

@@ -38,12 +38,10 @@ typedef struct rig {
 /* n parameters in TENSORS tensors, with an f16 copy for autocast where low is set. */
 static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm) {
     mixp_optimizer_desc d = mixp_adamw_defaults();
-    mixp_optimizer *opt;
     int64_t n = r->n / TENSORS;
-    int k;
     d.max_norm = max_norm;
-    opt = mixp_optimizer_new(r->ctx, &d);
-    for (k = 0; k < TENSORS; k++) {
+    mixp_optimizer *opt = mixp_optimizer_new(r->ctx, &d);
+    for (int k = 0; k < TENSORS; k++) {
         mixp_tensor *w = mixp_param(r->ctx, NULL, MIXP_F32, 1, &n);
         mixp_tensor *g = mixp_param(r->ctx, NULL, grad, 1, &n);
         mixp_fill(g, 1.0);
@@ -56,15 +54,13 @@ static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm) {
 /* The same parameters in bf16, with bf16 gradients and states of a kind. */
 static mixp_optimizer *make_small(rig *r, mixp_moment_kind moments, mixp_master_kind masters) {
     mixp_optimizer_desc d = mixp_adamw_defaults();
-    mixp_optimizer *opt;
     int64_t shape[2];
-    int k;
     shape[0] = r->n / TENSORS / 64;
     shape[1] = 64;
     d.states.m = d.states.v = moments;
     d.states.master = masters;
-    opt = mixp_optimizer_new(r->ctx, &d);
-    for (k = 0; k < TENSORS; k++) {
+    mixp_optimizer *opt = mixp_optimizer_new(r->ctx, &d);
+    for (int k = 0; k < TENSORS; k++) {
         mixp_tensor *w = mixp_param(r->ctx, NULL, MIXP_BF16, 2, shape);
         mixp_tensor *g = mixp_param(r->ctx, NULL, MIXP_BF16, 2, shape);
         mixp_fill(g, 1.0);
@@ -113,11 +109,9 @@ static void run(rig *r, int kind) {
 /* One row alone. */
 static void run_one(rig *r, int kind, const char *name, int rounds) {
     double ms[ROUNDS], spent;
-    clock_t start;
-    int i;
     run(r, kind);
-    start = clock();
-    for (i = 0; i < rounds; i++) {
+    clock_t start = clock();
+    for (int i = 0; i < rounds; i++) {
         double begun = now_ms();
         run(r, kind);
         ms[i] = now_ms() - begun;

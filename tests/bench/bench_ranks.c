@@ -170,10 +170,9 @@ static net net_open(int width, int layers, const mixp_ranks_desc *ranks) {
 
 static void net_step(const net *n, const float *x) {
     const int64_t batch[2] = {64, n->width};
-    mixp_tensor *h;
     mixp_step_begin(n->ctx);
     mixp_zero_grad(n->opt);
-    h = mixp_input(n->ctx, MIXP_F32, 2, batch, x);
+    mixp_tensor *h = mixp_input(n->ctx, MIXP_F32, 2, batch, x);
     for (int i = 0; i < n->layers; i++) h = mixp_relu(n->ctx, mixp_linear(n->ctx, h, n->w[i], NULL));
     h = mixp_mean(n->ctx, h, MIXP_ALL, 0);
     if (n->walk_began) *n->walk_began = now();
@@ -184,9 +183,7 @@ static void net_step(const net *n, const float *x) {
 static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, const line *l) {
     float *x = calloc((size_t)(64 * width), sizeof *x);
     mixp_ranks_desc ranks;
-    net n;
     engine e;
-    double began, all;
     memset(&ranks, 0, sizeof ranks);
     memset(&e, 0, sizeof e);
     e.l = *l;
@@ -197,10 +194,10 @@ static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, c
     ranks.user = &e;
     ranks.mean = MIXP_MEAN_NONE;
     ranks.bucket_bytes = bucket_bytes;
-    n = net_open(width, layers, &ranks);
+    net n = net_open(width, layers, &ranks);
     n.walk_began = &e.walk_began;
     for (int i = 0; i < 64 * width; i++) x[i] = (float)gradient(0.1);
-    began = now();
+    double began = now();
     for (int round = -1; round < rounds; round++) {     /* one to warm up */
         if (round == 0) {
             began = now();
@@ -209,7 +206,7 @@ static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, c
         }
         net_step(&n, x);
     }
-    all = (now() - began) / rounds;
+    double all = (now() - began) / rounds;
     if (mixp_context_error(n.ctx, NULL) != MIXP_OK) printf("an error: the figures mean nothing\n");
     printf("%9.2f GB/s %6.0f us %8.2f MB %4d %9.2f ms %9.2f ms %9.2f ms %8.1f%% %8.1f%%\n",
            l->bytes_per_second * 1e-9, l->latency * 1e6, (double)bucket_bytes * 1e-6, e.buckets / rounds, 1e3 * all,
@@ -303,12 +300,11 @@ enum { TURNS = 41, TURN_STEPS = 10 };
 static void one_rank(const char *which, int steps) {
     static float x[64 * 64];
     mixp_ranks_desc ranks;
-    net without, with;
     double ratio[TURNS], least = 1e9;
     memset(&ranks, 0, sizeof ranks);
     ranks.size = 1;
-    without = net_open(64, 4, NULL);
-    with = net_open(64, 4, &ranks);
+    net without = net_open(64, 4, NULL);
+    net with = net_open(64, 4, &ranks);
     for (int i = 0; i < 64 * 64; i++) x[i] = (float)gradient(0.1);
     if (which) seconds_of(strcmp(which, "one") ? &without : &with, x, steps);
     for (int i = -2; i < TURNS && !which; i++) {        /* two to warm up */
@@ -333,11 +329,10 @@ static double addition(mixp_dtype dtype, void *a, const void *b, int64_t n) {
     double least = HUGE_VAL;
     for (int turn = 0; turn < 40; turn++) {
         struct timespec from, to;
-        double took;
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
         ddp_fold(a, rows, 2, n, dtype, 0);
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
-        took = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+        double took = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
         if (took < least) least = took;
     }
     return 1e9 * least / (double)n;
@@ -461,7 +456,6 @@ static void count_way(const counted_way *w, int ranks) {
     const double steps = COUNTED_STEPS - 1;
     mixp_context_desc d;
     mixp_ranks_desc r;
-    mixp_context *ctx;
     counts c, start;
     memset(&c, 0, sizeof c);
     start = c;
@@ -475,7 +469,7 @@ static void count_way(const counted_way *w, int ranks) {
     d.allocate = count_allocate, d.release = count_release;
     d.ranks = &r;
     d.threads = 1;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     counted_steps(w, ctx, &c, &start);
     if (mixp_context_error(ctx, NULL) != MIXP_OK) printf("an error: the figures mean nothing\n");
     printf("%-30s %5d %6.1f %9.0f %10.2f %9.2f %9.2f %9.2f %9.2f\n", w->name, ranks, c.calls / steps,

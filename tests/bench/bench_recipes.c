@@ -51,8 +51,7 @@ static mixp_recipe recipe_of(int kind, int codes) {
 /* Seconds of a round's steps under a recipe; kind NONE: in bf16. */
 static spent run(model *m, mixp_recipe r) {
     spent s = { -seconds(CLOCK_PROCESS_CPUTIME_ID), -seconds(CLOCK_MONOTONIC) };
-    int i;
-    for (i = 0; i < m->is.steps; i++) {
+    for (int i = 0; i < m->is.steps; i++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(m->ctx);
         mixp_zero_grad(m->opt);
@@ -80,9 +79,8 @@ static void print_ratios(double *ratio, int n) {
 static void compare(model *m, const char *name, mixp_recipe r, const char *base, mixp_recipe beside, int rounds) {
     static double cpu[MOST_ROUNDS], wall[MOST_ROUNDS];
     double least = 1e30;
-    int i;
     run(m, r);
-    for (i = 0; i < rounds; i++) {
+    for (int i = 0; i < rounds; i++) {
         spent first = run(m, beside), second = run(m, r);
         cpu[i] = second.cpu / first.cpu;
         wall[i] = second.wall / first.wall;
@@ -95,8 +93,7 @@ static void compare(model *m, const char *name, mixp_recipe r, const char *base,
 }
 
 static void recipes(model *m, int codes, int rounds) {
-    int kind;
-    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++)
+    for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++)
         compare(m, mixp_recipe_name((mixp_recipe_kind)kind), recipe_of(kind, codes),
                 codes ? "without codes" : "bf16", recipe_of(codes ? kind : MIXP_RECIPE_NONE, 0), rounds);
 }
@@ -121,12 +118,11 @@ static void switches(model *m, int rounds) {
 /* Bytes of activations of a step. */
 static double bytes_of(shape is, mixp_recipe_kind kind, int codes, int level) {
     static model m;
-    double bytes;
     is.steps = 2;
     model_open(&m, is, NULL, 0.0);
     mixp_autocast_set_level(m.ctx, level);
     run(&m, recipe_of((int)kind, codes));
-    bytes = (double)mixp_context_memory(m.ctx).peak;
+    double bytes = (double)mixp_context_memory(m.ctx).peak;
     mixp_step_begin(m.ctx);
     mixp_zero_grad(m.opt);
     bytes -= (double)mixp_context_memory(m.ctx).used;
@@ -135,9 +131,8 @@ static double bytes_of(shape is, mixp_recipe_kind kind, int codes, int level) {
 }
 
 static void memory(shape is) {
-    int level, kind;
-    for (level = 1; level < 3; level++)
-        for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
+    for (int level = 1; level < 3; level++)
+        for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
             const double with = bytes_of(is, (mixp_recipe_kind)kind, 1, level);
             const double without = bytes_of(is, (mixp_recipe_kind)kind, 0, level);
             printf("level %d  %-12s  %8.2f MB without codes, %8.2f MB with, %5.3f\n", level,
@@ -155,8 +150,7 @@ static void rate(mixp_context *ctx, const form *f, int rounds) {
     static double each[MOST_ROUNDS];
     mixp_quantise_args k;
     float decode;
-    int i;
-    for (i = 0; i < ROWS * COLS; i++) x[i] = mixp_bf16_from_f32((float)(i * 37 % 1001 - 500) * 0.01f);
+    for (int i = 0; i < ROWS * COLS; i++) x[i] = mixp_bf16_from_f32((float)(i * 37 % 1001 - 500) * 0.01f);
     memset(&k, 0, sizeof k);
     k.rows = ROWS;
     k.cols = COLS;
@@ -167,7 +161,7 @@ static void rate(mixp_context *ctx, const form *f, int rounds) {
     k.block_rows = f->rows;
     k.block_cols = f->cols;
     k.stochastic = f->random;
-    for (i = 0; i < rounds; i++) {
+    for (int i = 0; i < rounds; i++) {
         double t = seconds(CLOCK_MONOTONIC);
         mixp_quantise(mixp_context_exec(ctx), &k, &decode);
         each[i] = 1e-9 * ROWS * COLS / (seconds(CLOCK_MONOTONIC) - t);
@@ -179,8 +173,7 @@ static void rate(mixp_context *ctx, const form *f, int rounds) {
 static void turn_rate(mixp_context *ctx, int rounds) {
     static mixp_bf16 x[ROWS * COLS], y[ROWS * COLS];
     static double each[MOST_ROUNDS];
-    int i;
-    for (i = 0; i < rounds; i++) {
+    for (int i = 0; i < rounds; i++) {
         double t = seconds(CLOCK_MONOTONIC);
         mixp_hadamard(mixp_context_exec(ctx), ROWS, COLS, mixpi_in(x, MIXP_BF16), y);
         each[i] = 1e-9 * ROWS * COLS / (seconds(CLOCK_MONOTONIC) - t);
@@ -201,19 +194,16 @@ static void rates(int rounds) {
         { "e2m1, 16 x 1, stochastic", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, 1 }
     };
     mixp_context_desc desc;
-    mixp_context *ctx;
-    int i;
     memset(&desc, 0, sizeof desc);
     desc.threads = 1;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     turn_rate(ctx, rounds);
-    for (i = 0; i < (int)(sizeof forms / sizeof *forms); i++) rate(ctx, &forms[i], rounds);
+    for (int i = 0; i < (int)(sizeof forms / sizeof *forms); i++) rate(ctx, &forms[i], rounds);
     mixp_context_free(ctx);
 }
 
 static int is_given(int argc, char **argv, const char *option) {
-    int i;
-    for (i = 1; i < argc; i++)
+    for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], option) == 0) return 1;
     return 0;
 }

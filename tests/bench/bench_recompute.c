@@ -53,10 +53,9 @@ static spent step(model *m, mixp_dtype dtype, int again) {
 
 /* Bytes of activations at the peak of two steps. The peak of a context only grows: with `again` comes first. */
 static double activations(model *m, mixp_dtype dtype, int again) {
-    double peak;
     step(m, dtype, again);
     step(m, dtype, again);
-    peak = (double)mixp_context_memory(m->ctx).peak;
+    double peak = (double)mixp_context_memory(m->ctx).peak;
     mixp_step_begin(m->ctx);
     mixp_zero_grad(m->opt);
     return peak - (double)mixp_context_memory(m->ctx).used;
@@ -76,13 +75,12 @@ static void measure(shape is, mixp_dtype dtype, int level, int rounds) {
     static model m;
     double wall[MOST_ROUNDS], processor[MOST_ROUNDS], freed, kept;
     const char *why;
-    int i;
     model_open(&m, is, NULL, 0.0);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     mixp_autocast_set_level(m.ctx, level);
     freed = activations(&m, dtype, 1);
     kept = activations(&m, dtype, 0);
-    for (i = 0; i < rounds; i++) {
+    for (int i = 0; i < rounds; i++) {
         const spent first = step(&m, dtype, i % 2), second = step(&m, dtype, !(i % 2));
         wall[i] = i % 2 ? first.wall / second.wall : second.wall / first.wall;
         processor[i] = i % 2 ? first.processor / second.processor : second.processor / first.processor;

@@ -72,10 +72,9 @@ static void note(int kind, double value) {
 /* A parallel loop whose tasks run one after another. */
 static void run_tasks(void *user, int64_t tasks, mixp_task task, void *arg) {
     const double began = seconds_now();
-    int64_t i;
     (void)user;
     note(LOOP, (double)tasks);
-    for (i = 0; i < tasks; i++) {
+    for (int64_t i = 0; i < tasks; i++) {
         const double start = seconds_now();
         task(arg, i, (int)(i % trace.threads));
         note(TASK, seconds_now() - start);
@@ -144,8 +143,7 @@ static void step(model *m) {
 /* Deals the tasks of a loop, events from `first` on, to n threads. Returns the seconds of the last. */
 static double loop_seconds(long first, long tasks, int n) {
     double busy[MOST_THREADS] = { 0 }, end = 0;
-    long i;
-    for (i = first; i < first + tasks; i++) {
+    for (long i = first; i < first + tasks; i++) {
         int free_first = 0, k;
         for (k = 1; k < n; k++)
             if (busy[k] < busy[free_first]) free_first = k;
@@ -158,9 +156,8 @@ static double loop_seconds(long first, long tasks, int n) {
 /* Adds up the seconds of each kernel with n threads. by[SLOTS]: the step's. */
 static void sum_up(int n, double by[SLOTS + 1]) {
     double loops = 0;
-    long i;
     memset(by, 0, (SLOTS + 1) * sizeof *by);
-    for (i = 0; i < trace.count; i++) {
+    for (long i = 0; i < trace.count; i++) {
         const event e = trace.events[i];
         if (e.kind == LOOP) {
             loops += loop_seconds(i + 1, (long)e.value, n);
@@ -224,9 +221,8 @@ static void print_row(const char *name, int slot, int many, const int *counts,
 }
 
 static void print_heads(const char *what, int many, const int *counts) {
-    int i;
     printf("%-26s %9s", what, "ms, 1");
-    for (i = 1; i < many; i++) printf(" %7d", counts[i]);
+    for (int i = 1; i < many; i++) printf(" %7d", counts[i]);
     printf("\n");
 }
 

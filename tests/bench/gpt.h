@@ -31,10 +31,9 @@ typedef struct model {
 
 static mixp_tensor *weight(model *m, const char *name, int rows, int cols) {
     int64_t size[2];
-    mixp_tensor *t;
     size[0] = rows;
     size[1] = cols;
-    t = mixp_param(m->ctx, name, MIXP_F32, cols ? 2 : 1, size);
+    mixp_tensor *t = mixp_param(m->ctx, name, MIXP_F32, cols ? 2 : 1, size);
     if (cols) mixp_init_normal(t, 0.0, 0.02);
     else mixp_fill(t, 1.0);
     mixp_optimizer_add(m->opt, t, NULL);
@@ -46,7 +45,6 @@ static void model_open(model *m, shape is, const mixp_context_desc *machine, dou
     static const int rows[WEIGHTS] = { 1, 3, 1, 1, 4, 1 }, cols[WEIGHTS] = { 0, 1, 1, 0, 1, 4 };
     static const char *const names[WEIGHTS] = { "ln_1", "qkv", "out", "ln_2", "fc", "proj" };
     mixp_optimizer_desc adam = mixp_adamw_defaults();
-    int l, k;
     memset(m, 0, sizeof *m);
     adam.max_norm = max_norm;
     m->is = is;
@@ -54,16 +52,16 @@ static void model_open(model *m, shape is, const mixp_context_desc *machine, dou
     m->opt = mixp_optimizer_new(m->ctx, &adam);
     m->wte = weight(m, "wte", is.vocab, is.width);
     m->wpe = weight(m, "wpe", is.time, is.width);
-    for (l = 0; l < is.layers; l++)
-        for (k = 0; k < WEIGHTS; k++) {
+    for (int l = 0; l < is.layers; l++)
+        for (int k = 0; k < WEIGHTS; k++) {
             char name[32];
             snprintf(name, sizeof name, "h.%d.%s", l, names[k]);
             m->w[l][k] = weight(m, name, rows[k] * is.width, cols[k] * is.width);
         }
     m->ln_f = weight(m, "ln_f", is.width, 0);
-    for (k = 0; k < is.batch * is.time; k++) m->in[k] = k * 31 % is.vocab;
-    for (k = 0; k < is.batch * is.time; k++) m->out[k] = (k + 1) * 31 % is.vocab;
-    for (k = 0; k < is.time; k++) m->place[k] = k;
+    for (int k = 0; k < is.batch * is.time; k++) m->in[k] = k * 31 % is.vocab;
+    for (int k = 0; k < is.batch * is.time; k++) m->out[k] = (k + 1) * 31 % is.vocab;
+    for (int k = 0; k < is.time; k++) m->place[k] = k;
 }
 
 /* y, which the next linear reads last: recipes with codes may free it. */
@@ -86,14 +84,12 @@ static mixp_tensor *model_layer(mixp_context *ctx, mixp_tensor *x, void *user) {
 static mixp_tensor *model_top(model *m) {
     int64_t tokens[2];
     mixp_context *ctx = m->ctx;
-    mixp_tensor *x, *ids;
-    int l;
     tokens[0] = m->is.batch;
     tokens[1] = m->is.time;
-    ids = mixp_input(ctx, MIXP_I32, 2, tokens, m->in);
-    x = mixp_add(ctx, mixp_embedding(ctx, m->wte, ids),
+    mixp_tensor *ids = mixp_input(ctx, MIXP_I32, 2, tokens, m->in);
+    mixp_tensor *x = mixp_add(ctx, mixp_embedding(ctx, m->wte, ids),
                  mixp_embedding(ctx, m->wpe, mixp_input(ctx, MIXP_I32, 1, tokens + 1, m->place)));
-    for (l = 0; l < m->is.layers; l++) {
+    for (int l = 0; l < m->is.layers; l++) {
         m->blocks[l].of = m;
         m->blocks[l].layer = l;
         x = m->again ? mixp_recompute(ctx, model_layer, &m->blocks[l], x) : model_layer(ctx, x, &m->blocks[l]);

@@ -63,9 +63,8 @@ static int show_all(void) {
         for (int i = 0; i < 10; i++) {
             ledger_config c = (i / 5 ? ledger_char : ledger_gpt2)(kinds[i % 5].dtype,
                                                                  kinds[i % 5].level);
-            ledger_result r;
             c.epilogues = joined ? all_epilogues : 0;
-            r = ledger_run(&c, NULL);
+            ledger_result r = ledger_run(&c, NULL);
             print_total(&c, &r);
             bad |= r.error[0] != 0;
         }
@@ -82,10 +81,9 @@ static int64_t batch_for(const ledger_gpu *gpu, mixp_dtype dtype) {
 
 /* A step at a level, its epilogues apart or joined: ms, and the roofline's share of them. */
 static int print_step(ledger_config c, int level, int joined) {
-    ledger_result r;
     c.level = level;
     c.epilogues = joined ? all_epilogues : 0;
-    r = ledger_run(&c, NULL);
+    ledger_result r = ledger_run(&c, NULL);
     printf("  %7.1f (%5.1f, %2.0f%%)", 1e3 * ledger.sum.seconds, 1e3 * ledger.sum.roof,
            100 * ledger.sum.roof / ledger.sum.seconds);
     return r.error[0] != 0;
@@ -113,13 +111,11 @@ static int show_gpus(void) {
 
 static int show_one(const char *model, const char *dtype, int level, const char *how) {
     mixp_dtype d = MIXP_F32;
-    ledger_config c;
-    ledger_result r;
     for (int i = 0; i < 3; i++)
         if (!strcmp(dtype, dtypes[i].name)) d = dtypes[i].dtype;
-    c = (strcmp(model, "gpt2") ? ledger_char : ledger_gpt2)(d, level);
+    ledger_config c = (strcmp(model, "gpt2") ? ledger_char : ledger_gpt2)(d, level);
     if (!strcmp(how, "joined")) c.epilogues = all_epilogues;
-    r = ledger_run(&c, strcmp(how, "calls") ? NULL : stdout);
+    ledger_result r = ledger_run(&c, strcmp(how, "calls") ? NULL : stdout);
     print_head();
     print_total(&c, &r);
     print_lines();

@@ -68,9 +68,8 @@ int main(int argc, char **argv) {
         printf("\n| %s |", shapes[i].name);
         choose_shape(&shapes[i]);
         for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
-            double on_gpu;
             m.on_gpu = 1;
-            on_gpu = bytes_of(ways[k].options, batch, length);
+            double on_gpu = bytes_of(ways[k].options, batch, length);
             m.on_gpu = 0;
             printf(" %.1f / %.1f |", on_gpu / 1e9, bytes_of(ways[k].options, batch, length) / 1e9);
         }

@@ -85,9 +85,8 @@ static int set_read(set *d, const char *path) {
 
 /* The order of the rows for a seed. */
 static void set_shuffle(set *d, uint64_t seed) {
-    int i;
-    for (i = 0; i < d->rows; i++) d->order[i] = i;
-    for (i = d->rows - 1; i > 0; i--) {
+    for (int i = 0; i < d->rows; i++) d->order[i] = i;
+    for (int i = d->rows - 1; i > 0; i--) {
         const int k = (int)(next(&seed) % (uint64_t)(i + 1)), held = d->order[i];
         d->order[i] = d->order[k];
         d->order[k] = held;
@@ -125,14 +124,13 @@ static net net_open(const set *d, const struct way *way, uint64_t seed) {
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_guard_desc     guard;
     net                 m;
-    int                 i;
     memset(&m, 0, sizeof m);
     memset(&guard, 0, sizeof guard);
     guard.imprecise = imprecise;
     adamw.lr = 1e-3;
     m.ctx = mixp_context_new(NULL);
     m.opt = mixp_optimizer_new(m.ctx, &adamw);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         const int64_t shape[2] = { sizes[i + 1], sizes[i] };
         m.w[i] = drawn(&m, weights[i], 2, shape, way->moved, &seed);
         m.b[i] = drawn(&m, biases[i], 1, shape, way->moved, &seed);
@@ -143,8 +141,7 @@ static net net_open(const set *d, const struct way *way, uint64_t seed) {
 }
 
 static mixp_tensor *net_out(net *m, mixp_tensor *x) {
-    int i;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         x = mixp_linear(m->ctx, x, m->w[i], m->b[i]);
         if (i < 2) x = mixp_relu(m->ctx, x);
     }
@@ -154,9 +151,8 @@ static mixp_tensor *net_out(net *m, mixp_tensor *x) {
 static mixp_tensor *net_loss(net *m, const set *d, mixp_tensor *y, int n, const float *t) {
     const int64_t shape[2] = { n, 1 };
     int32_t       classes[ROWS];
-    int           i;
     if (!d->classes) return mixp_mse(m->ctx, y, mixp_input(m->ctx, MIXP_F32, 2, shape, t));
-    for (i = 0; i < n; i++) classes[i] = (int32_t)t[i];
+    for (int i = 0; i < n; i++) classes[i] = (int32_t)t[i];
     return mixp_cross_entropy(m->ctx, y, mixp_input(m->ctx, MIXP_I32, 1, shape, classes), MIXP_IGNORE);
 }
 
@@ -185,18 +181,17 @@ static double net_test(net *m, const set *d, mixp_dtype dtype) {
     float        *x = (float *)room((size_t)(n * d->columns), sizeof *x);
     float        *y = (float *)room((size_t)(n * outs), sizeof *y);
     double        sum = 0;
-    int           i, k;
-    for (i = 0; i < n; i++)
+    for (int i = 0; i < n; i++)
         memcpy(x + i * d->columns, d->x + d->order[first + i] * d->columns,
                (size_t)d->columns * sizeof *x);
     mixp_eval_begin(m->ctx);
     MIXP_NO_GRAD(m->ctx) MIXP_AUTOCAST(m->ctx, dtype) {
         mixp_read(net_out(m, mixp_input(m->ctx, MIXP_F32, 2, shape, x)), y, MIXP_F32, n * outs);
     }
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         const double target = (double)d->y[d->order[first + i]], off = (double)y[i * outs] - target;
         int          best = 0;
-        for (k = 1; k < outs; k++) if (y[i * outs + k] > y[i * outs + best]) best = k;
+        for (int k = 1; k < outs; k++) if (y[i * outs + k] > y[i * outs + best]) best = k;
         sum += d->classes ? best != (int)target : off * off;
     }
     free(x);
@@ -207,8 +202,7 @@ static double net_test(net *m, const set *d, mixp_dtype dtype) {
 static void tell(net *m, result *r) {
     mixp_event e;
     char       text[512];
-    int        i;
-    for (i = 0; mixp_guard_event(m->ctx, i, &e); i++) {
+    for (int i = 0; mixp_guard_event(m->ctx, i, &e); i++) {
         if (verbose) printf("    %s\n", mixp_event_text(&e, text, sizeof text));
         r->events += e.kind != MIXP_EVENT_SKIP;
         r->imprecise += e.kind == MIXP_EVENT_IMPRECISE;
@@ -219,20 +213,17 @@ static result train(set *d, const struct way *way, int seed) {
     const char *why = "";
     uint64_t    draws = 1000003u * (uint64_t)seed;
     float      *x = (float *)room((size_t)(ROWS * d->columns), sizeof *x), t[ROWS];
-    net         m;
     result      r;
-    int         step, i;
     memset(&r, 0, sizeof r);
     set_shuffle(d, (uint64_t)seed);
-    m = net_open(d, way, (uint64_t)seed);
-    for (step = 0; step < STEPS && !mixp_context_error(m.ctx, NULL); step++) {
-        double loss;
-        for (i = 0; i < ROWS; i++) {
+    net m = net_open(d, way, (uint64_t)seed);
+    for (int step = 0; step < STEPS && !mixp_context_error(m.ctx, NULL); step++) {
+        for (int i = 0; i < ROWS; i++) {
             const int row = d->order[next(&draws) % (uint64_t)(d->rows * 4 / 5)];
             memcpy(x + i * d->columns, d->x + row * d->columns, (size_t)d->columns * sizeof *x);
             t[i] = d->y[row];
         }
-        loss = net_learn(&m, d, way->dtype, x, t);
+        double loss = net_learn(&m, d, way->dtype, x, t);
         if (step >= STEPS - LAST) r.loss += loss / LAST;
     }
     r.test = net_test(&m, d, way->dtype);
@@ -258,9 +249,8 @@ typedef struct row {
 
 static row row_of(const result *each, const result *f32, int seeds) {
     row r;
-    int i;
     memset(&r, 0, sizeof r);
-    for (i = 0; i < seeds; i++) {
+    for (int i = 0; i < seeds; i++) {
         r.loss += each[i].loss / seeds;
         r.test += each[i].test / seeds;
         r.apart += (each[i].loss - f32[i].loss) / seeds;
@@ -268,7 +258,7 @@ static row row_of(const result *each, const result *f32, int seeds) {
         r.events += each[i].events;
         r.imprecise += each[i].imprecise;
     }
-    for (i = 0; i < seeds; i++) r.error += pow(each[i].loss - f32[i].loss - r.apart, 2);
+    for (int i = 0; i < seeds; i++) r.error += pow(each[i].loss - f32[i].loss - r.apart, 2);
     r.error = seeds > 1 ? sqrt(r.error / (seeds - 1) / seeds) : 0;
     return r;
 }
@@ -280,13 +270,11 @@ static int compare(set *d, int seeds) {
     int           w, seed, above = 0;
     printf("%s (%d x %d)\n", d->name, d->rows, d->columns);
     for (w = 0; w < WAYS; w++) {
-        int bad;
-        row r;
         for (seed = 0; seed < seeds; seed++) each[seed] = train(d, &ways[w], seed + 1);
         if (!w) memcpy(f32, each, sizeof f32);
-        r = row_of(each, f32, seeds);
+        row r = row_of(each, f32, seeds);
         if (!w) unit = 0.01 * r.loss;
-        bad = ways[w].guard && !(r.apart <= 2 * unit || r.apart <= 2 * r.error);
+        int bad = ways[w].guard && !(r.apart <= 2 * unit || r.apart <= 2 * r.error);
         printf("  %-12s %10.4g %+7.1f +- %4.1f %%  test %9.4g  skipped %5d  events %4d, of precision %4d%s\n",
                ways[w].name, r.loss, r.apart / unit, r.error / unit, r.test, r.skipped, r.events,
                r.imprecise, bad ? "  ABOVE" : "");

@@ -61,11 +61,10 @@ static text read_text(const char *path) {
 static mixp_tensor *matrix(llama *m, const char *name, int at, int rows, int cols, double std) {
     int64_t size[2];
     char full[32];
-    mixp_tensor *t;
     size[0] = rows;
     size[1] = cols;
     snprintf(full, sizeof full, "%d.%s", at, name);
-    t = mixp_param(m->ctx, full, MIXP_F32, 2, size);
+    mixp_tensor *t = mixp_param(m->ctx, full, MIXP_F32, 2, size);
     mixp_init_normal(t, 0.0, std);
     mixp_optimizer_add(m->matrices, t, NULL);
     m->weights += size[0] * size[1];
@@ -75,9 +74,8 @@ static mixp_tensor *matrix(llama *m, const char *name, int at, int rows, int col
 static mixp_tensor *gain(llama *m, const char *name, int at) {
     int64_t size = m->width;
     char full[32];
-    mixp_tensor *t;
     snprintf(full, sizeof full, "%d.%s", at, name);
-    t = mixp_param(m->ctx, full, MIXP_F32, 1, &size);
+    mixp_tensor *t = mixp_param(m->ctx, full, MIXP_F32, 1, &size);
     mixp_fill(t, 1.0);
     mixp_optimizer_add(m->vectors, t, NULL);
     m->weights += size;
@@ -112,7 +110,6 @@ static void open_layer(llama *m, int i) {
 
 static void open_model(llama *m, const way *how, int width, int layers, int steps, int seed) {
     mixp_context_desc d;
-    int i;
     memset(m, 0, sizeof *m);
     memset(&d, 0, sizeof d);
     d.threads = 1;
@@ -128,7 +125,7 @@ static void open_model(llama *m, const way *how, int width, int layers, int step
     m->embedding = matrix(m, "embedding", -1, 256, width, 0.02);
     m->head = matrix(m, "head", -1, 256, width, 0.02);
     m->norm = gain(m, "norm", -1);
-    for (i = 0; i < layers; i++) open_layer(m, i);
+    for (int i = 0; i < layers; i++) open_layer(m, i);
 }
 
 static mixp_tensor *attention(llama *m, const layer *l, mixp_tensor *x) {
@@ -149,8 +146,7 @@ static mixp_tensor *attention(llama *m, const layer *l, mixp_tensor *x) {
 static mixp_tensor *top_of(llama *m, const int32_t *in) {
     const int64_t size[2] = { BATCH, TIME };
     mixp_tensor *x = mixp_embedding(m->ctx, m->embedding, mixp_input(m->ctx, MIXP_I32, 2, size, in)), *h;
-    int i;
-    for (i = 0; i < m->layers; i++) {
+    for (int i = 0; i < m->layers; i++) {
         const layer *l = &m->layer[i];
         h = attention(m, l, mixp_rms_norm(m->ctx, x, l->norm1, 1e-6f));
         h = mixp_add_rms_norm(m->ctx, x, h, l->norm2, 1e-6f, &x);
@@ -172,11 +168,10 @@ static mixp_tensor *loss_of(llama *m, const int32_t *in, const int32_t *next) {
 
 /* Batch number `at` of bytes [first, last). */
 static void batch_of(const text *t, long first, long last, uint64_t seed, uint64_t at, int32_t *in, int32_t *next) {
-    int b, i;
-    for (b = 0; b < BATCH; b++) {
+    for (int b = 0; b < BATCH; b++) {
         const long room = last - first - TIME - 1;
         const long from = first + (long)(mixp_random_u32(seed, at, 0, (uint64_t)b) % (uint64_t)room);
-        for (i = 0; i < TIME; i++) {
+        for (int i = 0; i < TIME; i++) {
             in[b * TIME + i] = t->bytes[from + i];
             next[b * TIME + i] = t->bytes[from + i + 1];
         }
@@ -197,8 +192,7 @@ static void step(llama *m, const int32_t *in, const int32_t *next) {
 static double validation(llama *m, const text *t) {
     int32_t in[TOKENS], next[TOKENS];
     double sum = 0.0;
-    int i;
-    for (i = 0; i < EVALS; i++) {
+    for (int i = 0; i < EVALS; i++) {
         batch_of(t, t->train, t->count, 99, (uint64_t)i, in, next);
         mixp_eval_begin(m->ctx);
         MIXP_NO_GRAD(m->ctx) sum += (double)mixp_item(loss_of(m, in, next));
@@ -208,9 +202,8 @@ static double validation(llama *m, const text *t) {
 
 static void print_line(llama *m, const text *t, int steps) {
     double first = 0.0;
-    int i;
     printf("%8d %11.0f", steps, (double)steps * TOKENS);
-    for (i = 0; i < WAYS; i++) {
+    for (int i = 0; i < WAYS; i++) {
         const double loss = validation(&m[i], t);
         const char *why;
         if (mixp_context_error(m[i].ctx, &why) != MIXP_OK) failed(why);
@@ -226,25 +219,23 @@ int main(int argc, char **argv) {
     static int32_t in[TOKENS], next[TOKENS];
     const int steps = argc > 2 ? atoi(argv[2]) : 2000, seed = argc > 3 ? atoi(argv[3]) : 1;
     const int width = argc > 4 ? atoi(argv[4]) : 128, layers = argc > 5 ? atoi(argv[5]) : 4;
-    text t;
-    int i, w;
     if (argc < 2 || steps < 200 || width < 128 || width % 128 || layers < 1 || layers > MOST_LAYERS) {
         fprintf(stderr, "usage: recipe_llama TEXT [STEPS [SEED [WIDTH [LAYERS]]]]; 200 steps or more, WIDTH a multiple "
                         "of 128, 1 to 16 LAYERS\n");
         return 2;
     }
-    t = read_text(argv[1]);
-    for (w = 0; w < WAYS; w++) open_model(&m[w], &ways[w], width, layers, steps, seed);
+    text t = read_text(argv[1]);
+    for (int w = 0; w < WAYS; w++) open_model(&m[w], &ways[w], width, layers, steps, seed);
     printf("%.0f weights, %.0f in quantised linears; seed %d\n   steps      tokens", (double)m[0].weights,
            (double)m[0].quantised, seed);
-    for (w = 0; w < WAYS; w++) printf("  %*s", w ? 10 : 8, ways[w].name);
+    for (int w = 0; w < WAYS; w++) printf("  %*s", w ? 10 : 8, ways[w].name);
     printf("\n");
-    for (i = 1; i <= steps; i++) {
+    for (int i = 1; i <= steps; i++) {
         batch_of(&t, 0, t.train, (uint64_t)seed, (uint64_t)i, in, next);
-        for (w = 0; w < WAYS; w++) step(&m[w], in, next);
+        for (int w = 0; w < WAYS; w++) step(&m[w], in, next);
         if (i % (steps / 5) == 0) print_line(m, &t, i);
     }
-    for (w = 0; w < WAYS; w++) {
+    for (int w = 0; w < WAYS; w++) {
         if (w && mixp_autocast_recipe_counts(m[w].ctx).unfit + mixp_autocast_recipe_counts(m[w].ctx).kept)
             failed("a linear was not quantised");
         mixp_context_free(m[w].ctx);

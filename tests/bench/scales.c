@@ -26,12 +26,11 @@ static void head(const char *title) {
 static void spikes(int interval, int least, int most, int wide) {
     static const int margins[3] = { 3, 8, 13 };
     char title[160];
-    int seed, i;
     snprintf(title, sizeof title,
              "Spikes of 2^%d to 2^%d in about 2%% of 1,000 steps; PyTorch's rule grows every %d",
              least, most, interval);
     head(title);
-    for (seed = 1; seed <= 3; seed++) {
+    for (int seed = 1; seed <= 3; seed++) {
         scale_setup torch = run_spiked((uint64_t)seed, MIXP_RULE_TORCH), other;
         torch.spike_least = least;
         torch.spike_most = most;
@@ -44,7 +43,7 @@ static void spikes(int interval, int least, int most, int wide) {
         other.guarded = 1;
         show("predictive, with the guard", &other);
         other.guarded = 0;
-        for (i = 0; wide && i < 3; i++) {
+        for (int i = 0; wide && i < 3; i++) {
             snprintf(title, sizeof title, "predictive, a margin of %d", margins[i]);
             other.scaler.margin = margins[i];
             show(title, &other);
@@ -60,9 +59,8 @@ static void spikes(int interval, int least, int most, int wide) {
 }
 
 static void underflow(void) {
-    int seed;
     head("Gradients of a mean over 2^19 positions, through six layers");
-    for (seed = 1; seed <= 3; seed++) {
+    for (int seed = 1; seed <= 3; seed++) {
         scale_setup none = run_deep((uint64_t)seed, MIXP_F16, MIXP_RULE_COUNT);
         scale_setup torch = run_deep((uint64_t)seed, MIXP_F16, MIXP_RULE_TORCH);
         scale_setup set = run_deep((uint64_t)seed, MIXP_F16, MIXP_RULE_PREDICTIVE);

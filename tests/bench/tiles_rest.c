@@ -153,11 +153,10 @@ static void attention(mixp_dtype dtype, uint16_t *array[2], uint16_t *c, const v
     for (int i = 0; i < 10; i++) {
         const int *s = sizes[i / 2];
         const int64_t all = (int64_t)s[0] * s[1] * s[2] * 64;
-        mixp_attention_args *f;
         char name[64];
         work w;
         memset(&w, 0, sizeof w);
-        f = &w.attention.forward;
+        mixp_attention_args *f = &w.attention.forward;
         w.what = 1 + i % 2;
         f->b = s[0];
         f->t = f->keys = s[1];

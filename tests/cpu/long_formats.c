@@ -20,9 +20,8 @@ typedef struct sweep { uint32_t *limit; } sweep;   /* code c ends before bits li
  * themselves f32 numbers (ties belong to the even code). */
 static sweep make_sweep(const ref_table *t) {
     sweep s;
-    uint32_t c;
     s.limit = (uint32_t *)malloc(t->f->finite * sizeof(uint32_t));
-    for (c = 0; s.limit && c < t->f->finite; c++) {
+    for (uint32_t c = 0; s.limit && c < t->f->finite; c++) {
         double middle = (t->value[c] + t->value[c + 1]) / 2;
         int e;
         double m = frexp(middle, &e);           /* middle = m * 2^e, m in [1/2, 1) */
@@ -53,8 +52,7 @@ static void reference(const ref_table *t, const sweep *s, uint32_t start, uint16
 
 static int scalar_differs(mixp_dtype to, uint32_t start, const uint16_t *want) {
     int bad = 0;
-    uint32_t i;
-    for (i = 0; i < CHUNK; i++) {
+    for (uint32_t i = 0; i < CHUNK; i++) {
         float x = mixp_f32_of_bits(start + i);
         unsigned got;
         if (to == MIXP_F16) got = mixp_f16_from_f32(x).bits;
@@ -70,24 +68,22 @@ static void every_float(int which) {
     const ref_table *t = &tables[which];
     sweep s = make_sweep(t);
     int64_t bad[MIXP_ISA_COUNT + 1] = { 0 };
-    int chunk, k;
     CHECK(s.limit != NULL);
     if (!s.limit) return;
 #ifdef _OPENMP
 #   pragma omp parallel for schedule(dynamic)
 #endif
-    for (chunk = 0; chunk < 4096; chunk++) {
+    for (int chunk = 0; chunk < 4096; chunk++) {
         uint32_t *src = (uint32_t *)malloc(CHUNK * 4), start = (uint32_t)chunk * CHUNK, i;
         uint16_t *want = (uint16_t *)malloc(CHUNK * 2), *got = (uint16_t *)malloc(CHUNK * 2);
         size_t size = mixp_dtype_size(t->f->dtype);
         int64_t mine[MIXP_ISA_COUNT + 1] = { 0 };
-        int isa;
         if (src && want && got) {
             for (i = 0; i < CHUNK; i++) src[i] = start + i;
             reference(t, &s, start, want);
             mine[MIXP_ISA_COUNT] = scalar_differs(t->f->dtype, start, want);
             if (size == 1) for (i = 0; i < CHUNK; i++) ((uint8_t *)want)[i] = (uint8_t)want[i];
-            for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+            for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
                 const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
                 if (!d) continue;
                 mine[isa] = mixp_convert_with(d, got, t->f->dtype, src, MIXP_F32, CHUNK, NULL) != MIXP_OK;
@@ -97,10 +93,10 @@ static void every_float(int which) {
 #ifdef _OPENMP
 #       pragma omp critical
 #endif
-        for (isa = 0; isa <= MIXP_ISA_COUNT; isa++) bad[isa] += mine[isa];
+        for (int isa = 0; isa <= MIXP_ISA_COUNT; isa++) bad[isa] += mine[isa];
         free(src); free(want); free(got);
     }
-    for (k = 0; k < MIXP_ISA_COUNT; k++) CHECK_INT(bad[k], 0);  /* pieces that differ */
+    for (int k = 0; k < MIXP_ISA_COUNT; k++) CHECK_INT(bad[k], 0);  /* pieces that differ */
     CHECK_INT(bad[MIXP_ISA_COUNT], 0);                          /* scalar results that differ */
     free(s.limit);
 }
@@ -112,15 +108,12 @@ static void all_f32_to_e5m2(void) { every_float(3); }
 /* Every number and every midpoint of every format, and neighbours at distances from one f64
  * step up to where f32 would see them, on both sides and with both signs. */
 static void f64_around_every_midpoint(void) {
-    int i;
-    for (i = 0; i < REF_FORMATS; i++) {
+    for (int i = 0; i < REF_FORMATS; i++) {
         const ref_table *t = &tables[i];
         mixp_dtype d = t->f->dtype;
-        uint32_t c;
-        for (c = 0; c < 2 * t->f->finite; c++) {
+        for (uint32_t c = 0; c < 2 * t->f->finite; c++) {
             double x = c % 2 ? (t->value[c / 2] + t->value[c / 2 + 1]) / 2 : t->value[c / 2];
-            int k;
-            for (k = 0; k < 80; k++) {
+            for (int k = 0; k < 80; k++) {
                 double y = ldexp(1.0, -52 + k / 2) * x;
                 y = k % 2 ? x + y : x - y;
                 CHECK_INT(mixp_encode(d, y, 0), ref_encode(t, y, 0));
@@ -132,8 +125,7 @@ static void f64_around_every_midpoint(void) {
 
 /* All f32 values and midpoints between f32 neighbours would be 2^33; every 97th stands for them. */
 static void f64_to_f32_sampled(void) {
-    uint64_t u;
-    for (u = 0; u < 0x7F800000u; u += 97) {
+    for (uint64_t u = 0; u < 0x7F800000u; u += 97) {
         double a = ref_f32((uint32_t)u), b = u + 1 == 0x7F800000u ? ldexp(1, 128) : ref_f32((uint32_t)u + 1);
         double middle = (a + b) / 2;
         uint32_t even = (uint32_t)(u + (u & 1u));
@@ -144,14 +136,13 @@ static void f64_to_f32_sampled(void) {
 }
 
 int main(void) {
-    int i;
-    for (i = 0; i < REF_FORMATS; i++) tables[i] = ref_make(&ref_formats[i]);
+    for (int i = 0; i < REF_FORMATS; i++) tables[i] = ref_make(&ref_formats[i]);
     RUN(all_f32_to_f16);
     RUN(all_f32_to_bf16);
     RUN(all_f32_to_e4m3);
     RUN(all_f32_to_e5m2);
     RUN(f64_around_every_midpoint);
     RUN(f64_to_f32_sampled);
-    for (i = 0; i < REF_FORMATS; i++) free(tables[i].value);
+    for (int i = 0; i < REF_FORMATS; i++) free(tables[i].value);
     return test_report();
 }

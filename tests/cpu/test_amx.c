@@ -57,11 +57,10 @@ static void try_sizes(const mixp_device *d, mixp_dtype dtype, int m, int n, int 
 static void any_size(mixp_isa isa, mixp_dtype dtype) {
     static const int edges[6] = { 1, 15, 16, 17, 32, 33 };
     const mixp_device *d = device_of(isa);
-    int i, j;
     if (!d) SKIP("no AVX-512");
-    for (i = 0; i < 6; i++)
-        for (j = 0; j < 6; j++) try_sizes(d, dtype, edges[i], edges[j], 1 + random_to(70), 1);
-    for (i = 0; i < 20; i++)
+    for (int i = 0; i < 6; i++)
+        for (int j = 0; j < 6; j++) try_sizes(d, dtype, edges[i], edges[j], 1 + random_to(70), 1);
+    for (int i = 0; i < 20; i++)
         try_sizes(d, dtype, 1 + random_to(70), 1 + random_to(70), random_to(70), 1 + random_to(2));
     try_sizes(d, dtype, 150, 40, 61, 1);
     try_sizes(d, dtype, 5, 40, 385, 1);
@@ -92,9 +91,8 @@ static void bf16_of_the_larger_table(void) {
 /* What tiles do not multiply goes as ever: not a bit differs. */
 static void other_products_are_avx512s(void) {
     const mixp_device *d = device_of(MIXP_ISA_AMX), *avx = mixp_cpu_with(MIXP_ISA_AVX512);
-    int i;
     if (!d) SKIP("no AVX-512");
-    for (i = 0; i < 60; i++) {
+    for (int i = 0; i < 60; i++) {
         problem p = problem_new(1 + random_to(70), 1 + random_to(70), random_to(70), 1, 0);
         size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.c.dtype);
         char   *first = (char *)malloc(bytes + 1);
@@ -138,8 +136,7 @@ static float b_at(const problem *p, int64_t q, int64_t j)
 /* Adds to sum up to 32 products from k = `from` on: a chain of even and a chain of odd elements. */
 static float model_step(float sum, const problem *p, int64_t i, int64_t j, int64_t from, part_of_x a, part_of_x b) {
     float   chain[2] = { 0.0f, 0.0f };
-    int64_t q;
-    for (q = from; q < p->g.k && q < from + 32; q++) {
+    for (int64_t q = from; q < p->g.k && q < from + 32; q++) {
         float *c = &chain[(q - from) % 2];
         *c = flushed(fmaf(part(a_at(p, i, q), a), part(b_at(p, q, j), b), *c));
     }
@@ -149,8 +146,7 @@ static float model_step(float sum, const problem *p, int64_t i, int64_t j, int64
 /* The sum over [from, end) of k, from whole steps of 32. split: four products of a step. */
 static float model_sum(const problem *p, int64_t i, int64_t j, int64_t from, int64_t end, int split) {
     float   sum = 0.0f;
-    int64_t q;
-    for (q = from; q < end; q += 32) {
+    for (int64_t q = from; q < end; q += 32) {
         if (!split) {
             sum = model_step(sum, p, i, j, q, WHOLE, WHOLE);
             continue;
@@ -182,15 +178,13 @@ static float model_element(const problem *p, int64_t i, int64_t j, int split) {
 static void problem_small(problem *p) {
     static const float unit[2] = { 1.1754943508222875e-38f, 6.103515625e-5f };
     float   small = unit[p->a.dtype == MIXP_F16];
-    int64_t i;
-    for (i = 0; i < p->a_size; i++) array_set(p->a, i, (double)small * random_value() * 4);
-    for (i = 0; i < p->b_size; i++) array_set(p->b, i, random_value());
+    for (int64_t i = 0; i < p->a_size; i++) array_set(p->a, i, (double)small * random_value() * 4);
+    for (int64_t i = 0; i < p->b_size; i++) array_set(p->b, i, random_value());
 }
 
 static void floats_of(test_array *a, int64_t n) {
-    int64_t i;
     test_array f = array_new(MIXP_F32, n);
-    for (i = 0; i < n; i++) array_set(f, i, array_get(*a, i));
+    for (int64_t i = 0; i < n; i++) array_set(f, i, array_get(*a, i));
     array_free(*a);
     *a = f;
 }
@@ -218,9 +212,8 @@ static int64_t differ(const mixp_device *d, mixp_dtype dtype, int m, int n, int 
 }
 static void stated_order(mixp_isa isa, mixp_dtype dtype) {
     const mixp_device *d = device_of(isa);
-    int i;
     if (!d) SKIP("no AVX-512");
-    for (i = 0; i < 30; i++)
+    for (int i = 0; i < 30; i++)
         CHECK_INT(differ(d, dtype, 1 + random_to(50), 1 + random_to(50), random_to(120), i % 3 == 2), 0);
     CHECK_INT(differ(d, dtype, 20, 9, 700, 0), 0);
     CHECK_INT(differ(d, dtype, 33, 17, 1100, 0), 0);
@@ -278,11 +271,10 @@ static void the_split_is_exact(void) {
 typedef struct errors { double rms, most; } errors;
 static errors errors_of(int m, int n, int k, const uint16_t *a, const uint16_t *b, const float *c) {
     errors e = { 0, 0 };
-    int    i, j, q;
-    for (i = 0; i < m; i++)
-        for (j = 0; j < n; j++) {
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
             double sum = 0, size = 0, off;
-            for (q = 0; q < k; q++) {
+            for (int q = 0; q < k; q++) {
                 double one = (double)of_code(a[i * k + q]) * (double)of_code(b[q * n + j]);
                 sum += one;
                 size += fabs(one);
@@ -302,22 +294,20 @@ static void errors_at_every_exponent(void) {
     static uint16_t a[M * K], b[K * N];
     static float    c[M * N];
     const mixp_device *d = device_of(MIXP_ISA_AMX), *avx = mixp_cpu_with(MIXP_ISA_AVX512);
-    int positive, i, row;
     if (!d) SKIP("no AVX-512");
-    for (positive = 0; positive < 2; positive++) {
-        errors tiles, floats;
-        for (i = 0; i < K * N; i++)
+    for (int positive = 0; positive < 2; positive++) {
+        for (int i = 0; i < K * N; i++)
             b[i] = (uint16_t)(random_to(31) << 10 | random_to(1024) | (positive ? 0 : random_to(2) << 15));
-        for (i = 0; i < M * K; i++) {
-            row = i / K;
+        for (int i = 0; i < M * K; i++) {
+            int row = i / K;
             a[i] = (uint16_t)(row < 10 ? 1 << row | random_to(1 << row) : (row - 9) << 10 | random_to(1024));
             if (row == M - 1) a[i] = 0x7BFF;
             if (!positive) a[i] = (uint16_t)(a[i] | random_to(2) << 15);
         }
         multiply(d, M, N, K, a, b, c);
-        tiles = errors_of(M, N, K, a, b, c);
+        errors tiles = errors_of(M, N, K, a, b, c);
         multiply(avx, M, N, K, a, b, c);
-        floats = errors_of(M, N, K, a, b, c);
+        errors floats = errors_of(M, N, K, a, b, c);
         CHECK(tiles.most <= 17 + 4 * BLOCKS);
         CHECK(tiles.rms > 0 && tiles.rms <= floats.rms);
         CHECK(tiles.most <= floats.most);
@@ -348,11 +338,10 @@ static int64_t wrong_beside_bad(int m, int n, int k, int bad_a, int bad_b) {
     problem p = problem_new(m, n, k, 1, 0);
     const mixp_gemm_args *g = &p.g;
     char *rows = (char *)calloc((size_t)m, 1), *columns = (char *)calloc((size_t)n, 1);
-    test_array clean, want;
     int64_t wrong = 0, i, j;
     problem_to(&p, MIXP_F16);
     run(d, &p, 1);
-    clean = copy_of_c(&p);
+    test_array clean = copy_of_c(&p);
     for (; bad_a > 0; bad_a--) {
         i = random_to(m);
         rows[i] = 1;
@@ -364,7 +353,7 @@ static int64_t wrong_beside_bad(int m, int n, int k, int bad_a, int bad_b) {
         put_bad(p.b, 0, j, random_to(k), g->ldb, !g->trans_b);
     }
     run(avx, &p, 1);
-    want = copy_of_c(&p);
+    test_array want = copy_of_c(&p);
     run(d, &p, 1 + random_to(3));
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++)
@@ -377,9 +366,8 @@ static int64_t wrong_beside_bad(int m, int n, int k, int bad_a, int bad_b) {
     return wrong;
 }
 static void inf_and_nan_are_avx512s(void) {
-    int i;
     if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
-    for (i = 0; i < 24; i++)
+    for (int i = 0; i < 24; i++)
         CHECK_INT(wrong_beside_bad(1 + random_to(80), 1 + random_to(80), 1 + random_to(100), i % 3, i % 4), 0);
     CHECK_INT(wrong_beside_bad(70, 40, 1100, 2, 0), 0);
     CHECK_INT(wrong_beside_bad(40, 70, 1100, 0, 2), 0);
@@ -395,14 +383,12 @@ static void layer(const mixp_device *d, int threads, float *out) {
     static const int64_t w_shape[2] = { OUT, IN }, x_shape[2] = { ROWS, IN };
     static float values[ROWS * IN];
     mixp_context_desc desc;
-    mixp_context *ctx;
     mixp_tensor  *w, *x, *y = NULL;
-    int i;
     memset(&desc, 0, sizeof desc);
     desc.device = d;
     desc.threads = threads;
-    ctx = mixp_context_new(&desc);
-    for (i = 0; i < ROWS * IN; i++) values[i] = (float)(i * 37 % 101) / 50.0f - 1.0f;
+    mixp_context *ctx = mixp_context_new(&desc);
+    for (int i = 0; i < ROWS * IN; i++) values[i] = (float)(i * 37 % 101) / 50.0f - 1.0f;
     mixp_step_begin(ctx);
     w = mixp_input(ctx, MIXP_F32, 2, w_shape, values);
     x = mixp_input(ctx, MIXP_F32, 2, x_shape, values);
@@ -422,14 +408,13 @@ static void every_thread_configures_its_tiles(void) {
     static float one[RESULTS], many[RESULTS], avx[RESULTS];
     const mixp_device *d = device_of(MIXP_ISA_AMX);
     double most = 0, off = 0;
-    int i;
     if (!d) SKIP("no AVX-512");
     layer(d, 1, one);
     layer(d, 4, many);
     layer(mixp_cpu_with(MIXP_ISA_AVX512), 1, avx);
     CHECK(memcmp(one, many, sizeof one) == 0);
     CHECK_INT(amxsim_faults, 0);
-    for (i = 0; i < RESULTS; i++) {         /* bf16 rounds y: two units of its last place */
+    for (int i = 0; i < RESULTS; i++) {         /* bf16 rounds y: two units of its last place */
         off = fabs((double)one[i] - (double)avx[i]) - ldexp(fabs((double)avx[i]), -7) - 1e-4;
         most = off > most ? off : most;
     }
@@ -524,8 +509,7 @@ static void forked_step(mixp_context *ctx, mixp_tensor *w, mixp_optimizer *opt, 
     static const int64_t shape[2] = { 16, 64 };
     static float x[16 * 64];
     mixp_tensor *y = NULL;
-    int i;
-    for (i = 0; i < 16 * 64; i++) x[i] = (float)(i * 13 % 17) / 8.0f - 1.0f;
+    for (int i = 0; i < 16 * 64; i++) x[i] = (float)(i * 13 % 17) / 8.0f - 1.0f;
     mixp_step_begin(ctx);
     mixp_zero_grad(opt);
     MIXP_AUTOCAST(ctx, MIXP_BF16) y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), w, NULL);
@@ -538,23 +522,19 @@ static void a_child_computes_the_same_bits(void) {
     static float here[64 * 64], there[64 * 64];
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_context_desc desc;
-    mixp_context   *ctx;
-    mixp_tensor    *w;
-    mixp_optimizer *opt;
     int   ends[2], status = 1;
-    pid_t child;
     size_t got = 0;
     if (!device_of(MIXP_ISA_AMX_F16)) SKIP("no AVX-512");
     memset(&desc, 0, sizeof desc);
     desc.threads = 1;           /* threads of OpenMP may hang in a child */
-    ctx = mixp_context_new(&desc);
-    w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+    mixp_context *ctx = mixp_context_new(&desc);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
     mixp_init_normal(w, 0.0, 0.1);
-    opt = mixp_optimizer_new(ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     mixp_optimizer_add(opt, w, NULL);
     forked_step(ctx, w, opt, here);
     CHECK_INT(pipe(ends), 0);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         int64_t dots = amxsim_dots;
         forked_step(ctx, w, opt, there);
@@ -579,11 +559,9 @@ static void tiles_ignore_the_float_mode(void) {
     static const unsigned modes[3] = { 0x5F80u, 0x1F80u | 0x8040u, 0x3F80u }; /* up; FTZ, DAZ; down */
     enum { M = 20, N = 18, K = 64 };
     const mixp_device *d = device_of(MIXP_ISA_AMX);
-    problem p;
     float   first[M * N];
-    int     i;
     if (!d) SKIP("no AVX-512");
-    p = problem_new(M, N, K, 1, 0);
+    problem p = problem_new(M, N, K, 1, 0);
     problem_to(&p, MIXP_BF16);
     floats_of(&p.c, p.c_size);
     p.g.c = args_out(p.c, 0);
@@ -592,7 +570,7 @@ static void tiles_ignore_the_float_mode(void) {
     p.g.ldc = N;
     run(d, &p, 1);
     memcpy(first, p.c.data, sizeof first);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         memset(p.c.data, 0, sizeof first);
         _mm_setcsr(modes[i]);
         run(d, &p, 1);
@@ -647,9 +625,8 @@ static void default_is(const mixp_device *want, const char *why) {
 }
 
 static void wrong_answers_are_not_used(void) {
-    int wrong;
     if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
-    for (wrong = AMXSIM_RIGHT + 1; wrong < AMXSIM_WRONGS; wrong++) {
+    for (int wrong = AMXSIM_RIGHT + 1; wrong < AMXSIM_WRONGS; wrong++) {
         amxsim.wrong = (amxsim_wrong)wrong;
         CHECK(!mixp_cpu_with(MIXP_ISA_AMX));
         CHECK(!mixp_cpu_with(MIXP_ISA_AMX_F16));
@@ -679,16 +656,15 @@ static void the_fastest_is_the_default(void) {
 static void what_the_system_refuses_is_not_used(void) {
     static const int bits[3] = { 0x20000, 0x40000, 0x60000 };
     static const long codes[4] = { -1, -22, -28, -38 };     /* EPERM, EINVAL, ENOSPC, ENOSYS */
-    int i, requests;
     if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         amxsim.unsaved = bits[i];
-        requests = amxsim.requests;
+        int requests = amxsim.requests;
         default_is(without_tiles(), "the system does not save tiles (XCR0)");
         CHECK_INT(amxsim.requests, requests);       /* nothing is requested in vain */
     }
     amxsim.unsaved = 0;
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         amxsim.refused = codes[i];
         default_is(without_tiles(), "the system refuses tiles to this process");
     }
@@ -700,14 +676,12 @@ static void what_the_system_refuses_is_not_used(void) {
 static void portable_bits_have_no_tiles(void) {
     mixp_context_desc desc;
     const char *why = NULL;
-    mixp_context *ctx;
-    int cpuids;
     if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
     memset(&desc, 0, sizeof desc);
     desc.portable_bits = 1;
     desc.why = &why;
-    cpuids = amxsim.cpuids;
-    ctx = mixp_context_new(&desc);
+    int cpuids = amxsim.cpuids;
+    mixp_context *ctx = mixp_context_new(&desc);
     CHECK(mixp_context_device(ctx) == mixp_cpu_with(MIXP_ISA_AVX512));
     CHECK_INT(amxsim.cpuids, cpuids);
     mixp_context_free(ctx);
@@ -720,25 +694,22 @@ static void portable_bits_have_no_tiles(void) {
 static void calls_do_not_ask_the_processor(void) {
     static const int64_t shape[2] = { 32, 32 };
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
-    mixp_context   *ctx;
     mixp_tensor    *w, *x, *y = NULL;
-    mixp_optimizer *opt;
     mixp_recipe recipe;
     float    values[32 * 32];
     mixp_f16 halves[32 * 32];
-    int i, asked;
     if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
-    ctx = mixp_context_new(NULL);
+    mixp_context *ctx = mixp_context_new(NULL);
     w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
-    opt = mixp_optimizer_new(ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     mixp_optimizer_add(opt, w, NULL);
     memset(&recipe, 0, sizeof recipe);
     recipe.kind = MIXP_RECIPE_MXFP8;
     mixp_autocast_set_recipe(ctx, &recipe);
-    for (i = 0; i < 32 * 32; i++) values[i] = (float)(i % 7);
-    asked = amxsim.cpuids + amxsim.requests;
+    for (int i = 0; i < 32 * 32; i++) values[i] = (float)(i % 7);
+    int asked = amxsim.cpuids + amxsim.requests;
     CHECK(asked > 0);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_convert(halves, MIXP_F16, values, MIXP_F32, 32 * 32);
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
@@ -783,12 +754,11 @@ static void emulation_by_rows_is_that_by_elements(void) {
     static uint16_t a[16][32], b[16][32];
     static float    sums[16][16], by_rows[16][16], by_elements[16][16];
     int64_t bad = 0;
-    int     round, i, j;
     if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
-    for (round = 0; round < 400; round++) {
+    for (int round = 0; round < 400; round++) {
         const int f16 = round % 2, spread = 1 + random_to(250), from = random_to(256 - spread);
-        for (i = 0; i < 16; i++)
-            for (j = 0; j < 32; j++) {
+        for (int i = 0; i < 16; i++)
+            for (int j = 0; j < 32; j++) {
                 a[i][j] = (uint16_t)(random_to(2) << 15 | (from / 2 + random_to(spread)) % 255 << 7 | random_to(128));
                 b[i][j] = (uint16_t)(random_to(2) << 15 | 0x3F00 | random_to(256));
                 if (round % 8 > 5 && random_to(64) == 0) a[i][j] = odd_ones[random_to(6)];
@@ -806,8 +776,8 @@ static void emulation_by_rows_is_that_by_elements(void) {
         amxsim_dot_by_elements(0, 1, 2, f16);
         amxsim_store(0, by_elements, 64);
         amxsim_release();
-        for (i = 0; i < 16; i++)
-            for (j = 0; j < 16; j++) {
+        for (int i = 0; i < 16; i++)
+            for (int j = 0; j < 16; j++) {
                 float x = by_rows[i][j], y = by_elements[i][j];
                 bad += mixp_bits_of_f32(x) != mixp_bits_of_f32(y) && !(x != x && y != y);
             }

@@ -13,19 +13,17 @@
 
 /* a and b become codes of any kind: subnormals, Inf and NaN as well. */
 static void problem_any_codes(problem *p) {
-    int64_t i;
-    for (i = 0; i < p->a_size; i++) ((uint16_t *)p->a.data)[i] = (uint16_t)(random_bits() >> 7);
-    for (i = 0; i < p->b_size; i++) ((uint16_t *)p->b.data)[i] = (uint16_t)(random_bits() >> 7);
+    for (int64_t i = 0; i < p->a_size; i++) ((uint16_t *)p->a.data)[i] = (uint16_t)(random_bits() >> 7);
+    for (int64_t i = 0; i < p->b_size; i++) ((uint16_t *)p->b.data)[i] = (uint16_t)(random_bits() >> 7);
 }
 
 /* Are two results the same, but for which NaN it is? */
 static int same_results(const problem *p, const char *first) {
     size_t  size = mixp_dtype_size(p->c.dtype);
-    int64_t i;
     test_array a;
     a.dtype = p->c.dtype;
     memcpy(&a.data, &first, sizeof first);
-    for (i = 0; i < p->c_size; i++) {
+    for (int64_t i = 0; i < p->c_size; i++) {
         double x = array_get(a, i), y = array_get(p->c, i);
         if (x != x && y != y) continue;
         if (memcmp(first + (size_t)i * size, (char *)p->c.data + (size_t)i * size, size)) return 0;
@@ -35,9 +33,8 @@ static int same_results(const problem *p, const char *first) {
 
 static void whole_products(mixp_isa isa, mixp_dtype dtype, int any_codes) {
     const mixp_device *d = mixp_cpu_with(isa), *neon = mixp_cpu_with(MIXP_ISA_NEON);
-    int i;
     if (!d) SKIP("the processor does not multiply them");
-    for (i = 0; i < 60; i++) {
+    for (int i = 0; i < 60; i++) {
         problem p = problem_new(1 + random_to(50), 1 + random_to(50), random_to(i % 8 ? 60 : 900),
                                 1 + random_to(2), 0);
         size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.c.dtype);

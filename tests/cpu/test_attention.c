@@ -45,22 +45,21 @@ static double dot(const problem *s, int64_t bi, int64_t h, int64_t i, int64_t j,
 /* Probabilities, y and lse of one head. */
 static double reference_head(problem *s, int64_t bi, int64_t h) {
     double  largest = 0, size;
-    int64_t i, j, c;
-    for (i = 0; i < s->t; i++) {
+    for (int64_t i = 0; i < s->t; i++) {
         int64_t keys = s->causal ? i + 1 : s->t;
         double *p = s->p + i * s->t, top = -INFINITY, sum = 0;
-        for (j = 0; j < keys; j++) {
+        for (int64_t j = 0; j < keys; j++) {
             p[j] = dot(s, bi, h, i, j, &size);
             top = p[j] > top ? p[j] : top;
             largest = size > largest ? size : largest;
         }
-        for (j = 0; j < keys; j++) sum += p[j] = exp(p[j] - top);
+        for (int64_t j = 0; j < keys; j++) sum += p[j] = exp(p[j] - top);
         s->tossed[(bi * s->heads + h) * s->t + i] = sum > 1.4 && sum < 8.6 && fabs(sum - rint(sum)) < 0.00026;
-        for (j = 0; j < s->t; j++) p[j] = j < keys ? p[j] / sum : 0;
+        for (int64_t j = 0; j < s->t; j++) p[j] = j < keys ? p[j] / sum : 0;
         s->want_lse[(bi * s->heads + h) * s->t + i] = top + log(sum);
-        for (c = 0; c < s->d; c++) {
+        for (int64_t c = 0; c < s->d; c++) {
             double y = 0;
-            for (j = 0; j < keys; j++) y += p[j] * array_get(s->qkv, at(s, bi, j, 2, h, c));
+            for (int64_t j = 0; j < keys; j++) y += p[j] * array_get(s->qkv, at(s, bi, j, 2, h, c));
             s->want_y[(bi * s->t + i) * s->row + h * s->d + c] = y;
         }
     }
@@ -68,25 +67,24 @@ static double reference_head(problem *s, int64_t bi, int64_t h) {
 }
 
 static void reference_head_grads(problem *s, int64_t bi, int64_t h) {
-    int64_t i, j, c;
-    for (i = 0; i < s->t; i++) {
+    for (int64_t i = 0; i < s->t; i++) {
         int64_t first = (bi * s->t + i) * s->row + h * s->d;
         double  delta = 0, delta_size = 0;
-        for (c = 0; c < s->d; c++) {
+        for (int64_t c = 0; c < s->d; c++) {
             double term = array_get(s->dy, first + c) * array_get(s->y, first + c);
             delta += term;
             delta_size += fabs(term);
         }
-        for (j = 0; j < (s->causal ? i + 1 : s->t); j++) {
+        for (int64_t j = 0; j < (s->causal ? i + 1 : s->t); j++) {
             double p = s->p[i * s->t + j], dp = 0, size = 0, ds, scale = (double)s->scale;
-            for (c = 0; c < s->d; c++) {
+            for (int64_t c = 0; c < s->d; c++) {
                 double term = array_get(s->dy, first + c) * array_get(s->qkv, at(s, bi, j, 2, h, c));
                 dp += term;
                 size += fabs(term);
             }
             ds = p * (dp - delta) * scale;
             size = p * (size + delta_size) * scale;
-            for (c = 0; c < s->d; c++) {
+            for (int64_t c = 0; c < s->d; c++) {
                 double q = array_get(s->qkv, at(s, bi, i, 0, h, c)), dy = array_get(s->dy, first + c);
                 double k = array_get(s->qkv, at(s, bi, j, 1, h, c));
                 s->grad[at(s, bi, i, 0, h, c)] += ds * k;
@@ -108,15 +106,13 @@ static double *doubles(int64_t n) {
 
 static test_array random_array(mixp_dtype dtype, int64_t n, double range) {
     test_array a = array_new(dtype, n);
-    int64_t    i;
-    for (i = 0; i < n; i++) array_set(a, i, range * random_value());
+    for (int64_t i = 0; i < n; i++) array_set(a, i, range * random_value());
     return a;
 }
 
 /* whole: q and k are whole numbers and scale is 1, so that large scores are exact. */
 static problem problem_new(int b, int t, int heads, int d, int causal, int whole) {
     problem s;
-    int64_t i, j, n;
     double  largest = 1, size;
     memset(&s, 0, sizeof s);
     s.b = b; s.t = t; s.heads = heads; s.d = d; s.causal = causal;
@@ -124,13 +120,13 @@ static problem problem_new(int b, int t, int heads, int d, int causal, int whole
     s.row = heads * d;
     s.scale = whole ? 1.0f : 1.3f / sqrtf((float)d);
     s.accumulate = random_to(2);
-    n = s.tokens * s.row;
+    int64_t n = s.tokens * s.row;
     s.qkv = random_array(random_dtype(), 3 * n, 2);
     s.dy = random_array(random_dtype(), n, 1);
     s.y = array_new(random_dtype(), n);
     s.dqkv = random_array(random_dtype(), 3 * n, 1);
-    for (i = 0; whole && i < s.tokens; i++)
-        for (j = 0; j < 2 * s.row; j++) array_set(s.qkv, i * 3 * s.row + j, 16 * (random_to(17) - 8));
+    for (int64_t i = 0; whole && i < s.tokens; i++)
+        for (int64_t j = 0; j < 2 * s.row; j++) array_set(s.qkv, i * 3 * s.row + j, 16 * (random_to(17) - 8));
     s.old = array_new(s.dqkv.dtype, 3 * n);
     memcpy(s.old.data, s.dqkv.data, (size_t)(3 * n) * mixp_dtype_size(s.dqkv.dtype));
     s.lse = (float *)array_new(MIXP_F32, s.tokens * heads).data;
@@ -140,7 +136,7 @@ static problem problem_new(int b, int t, int heads, int d, int causal, int whole
     s.want_lse = doubles(s.tokens * heads);
     s.grad = doubles(3 * n);
     s.size = doubles(3 * n);
-    for (i = 0; i < b * heads; i++) {
+    for (int64_t i = 0; i < b * heads; i++) {
         size = reference_head(&s, i / heads, i % heads);
         largest = size > largest ? size : largest;
     }
@@ -177,11 +173,10 @@ static void backward(const mixp_device *dev, problem *s, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
     mixp_attention_args forward = args_attention(s->b, s->t, s->heads, s->d, s->qkv, s->y, s->lse);
-    mixp_attention_backward_args k;
     int64_t   n = 3 * s->tokens * s->row, i;
     forward.causal = s->causal;
     forward.scale = s->scale;
-    k = args_attention_backward(&forward, s->dy, s->dqkv, s->accumulate);
+    mixp_attention_backward_args k = args_attention_backward(&forward, s->dy, s->dqkv, s->accumulate);
     memcpy(s->dqkv.data, s->old.data, (size_t)n * mixp_dtype_size(s->old.dtype));
     for (i = 0; !s->accumulate && i < n; i++) array_set(s->dqkv, i, NAN);
     CHECK_INT(dev->kernels->attention_backward(&x, &k), MIXP_OK);
@@ -225,8 +220,7 @@ static void check_backward(const problem *s, const char *who) {
 
 static double largest_lse(const problem *s) {
     double  most = 0;
-    int64_t i;
-    for (i = 0; i < s->tokens * s->heads; i++)
+    for (int64_t i = 0; i < s->tokens * s->heads; i++)
         most = fabs(s->want_lse[i]) > most ? fabs(s->want_lse[i]) : most;
     return most;
 }
@@ -239,8 +233,7 @@ static void try_everywhere(int b, int t, int heads, int d, int causal, int whole
     size_t  y_bytes = (size_t)n * mixp_dtype_size(s.y.dtype);
     size_t  g_bytes = (size_t)(3 * n) * mixp_dtype_size(s.dqkv.dtype);
     char   *y = (char *)malloc(y_bytes + 1), *g = (char *)malloc(g_bytes + 1);
-    int     isa, i;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
         const double usual = s.error;
         if (!dev) continue;
@@ -259,7 +252,7 @@ static void try_everywhere(int b, int t, int heads, int d, int causal, int whole
         s.error = usual;
         memcpy(y, s.y.data, y_bytes);
         memcpy(g, s.dqkv.data, g_bytes);
-        for (i = 0; i < 4; i++) {
+        for (int i = 0; i < 4; i++) {
             forward(dev, &s, threads[i]);
             backward(dev, &s, threads[i]);
             CHECK(memcmp(y, s.y.data, y_bytes) == 0 && memcmp(g, s.dqkv.data, g_bytes) == 0);
@@ -271,16 +264,14 @@ static void try_everywhere(int b, int t, int heads, int d, int causal, int whole
 }
 
 static void any_size_and_mix(void) {
-    int i;
-    for (i = 0; i < 60; i++)
+    for (int i = 0; i < 60; i++)
         try_everywhere(1 + random_to(2), 1 + random_to(40), 1 + random_to(3), 1 + random_to(40), i % 2, 0);
 }
 
 static void around_block_edges(void) {
     static const int t[9] = { 1, 15, 16, 17, 33, 63, 64, 65, 130 }, d[4] = { 1, 16, 17, 64 };
-    int i, j;
-    for (i = 0; i < 9; i++)
-        for (j = 0; j < 4; j++) try_everywhere(1, t[i], 1, d[j], (i + j) % 2, 0);
+    for (int i = 0; i < 9; i++)
+        for (int j = 0; j < 4; j++) try_everywhere(1, t[i], 1, d[j], (i + j) % 2, 0);
 }
 
 static void longer(void) {
@@ -298,28 +289,27 @@ static void repeated_tops_of(mixp_dtype dtype, mixp_dtype out) {
     problem s = problem_new(B, T, HEADS, D, 0, 0);
     const mixp_dtype unit = out == MIXP_F32 ? MIXP_BF16 : out;
     const int64_t n = s.tokens * s.row;
-    int64_t i, h, c, isa;
     array_free(s.qkv);
     array_free(s.y);
     s.qkv = array_new(dtype, 3 * n);
     s.y = array_new(out, n);
     s.scale = 1.0f / sqrtf((float)D);
-    for (i = 0; i < s.tokens; i++)
-        for (h = 0; h < HEADS; h++)
-            for (c = 0; c < D; c++) {
+    for (int64_t i = 0; i < s.tokens; i++)
+        for (int64_t h = 0; h < HEADS; h++)
+            for (int64_t c = 0; c < D; c++) {
                 const int64_t t = i % T;
                 const double v = (t < 2 ? -3.0 : 0.0) + 0.5 * random_value();
                 array_set(s.qkv, at(&s, i / T, t, 0, h, c), c ? 0.0 : 4.0 + 0.25 * (double)(t % 4));
                 array_set(s.qkv, at(&s, i / T, t, 1, h, c), c ? 0.0 : t < 2 ? 8.0 : -4.0 - 0.125 * (double)(t % 8));
                 array_set(s.qkv, at(&s, i / T, t, 2, h, c), mixp_decode(unit, mixp_encode(unit, v, 0)));
             }
-    for (i = 0; i < B * HEADS; i++) (void)reference_head(&s, i / HEADS, i % HEADS);
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int64_t i = 0; i < B * HEADS; i++) (void)reference_head(&s, i / HEADS, i % HEADS);
+    for (int64_t isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
         double nearest = 0, got = 0, size = 0;
         if (!dev) continue;
         forward(dev, &s, 0);
-        for (i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++) {
             const double want = s.want_y[i], spacing = 2 * half_ulp(unit, want);
             nearest += (mixp_decode(unit, mixp_encode(unit, want, 0)) - want) / spacing / (double)n;
             got += (array_get(s.y, i) - want) / spacing / (double)n;
@@ -339,8 +329,7 @@ static void repeated_tops(void) {
 }
 
 static void large_scores(void) {
-    int i;
-    for (i = 0; i < 20; i++) try_everywhere(1, 1 + random_to(150), 1, 1 + random_to(16), i % 2, 1);
+    for (int i = 0; i < 20; i++) try_everywhere(1, 1 + random_to(150), 1, 1 + random_to(16), i % 2, 1);
 }
 
 /* The reference's own gradient, against central differences of its forward pass. */
@@ -359,8 +348,7 @@ static void reference_gradient_is_a_gradient(void) {
     }
     for (i = 0; i < 3 * n; i++) {
         double v = array_get(s.qkv, i), sum = 0, moved[2] = { 0, 0 };
-        int    side;
-        for (side = 0; side < 2; side++) {
+        for (int side = 0; side < 2; side++) {
             array_set(s.qkv, i, side ? v + 0.0078125 : v - 0.0078125);
             for (j = 0; j < 2; j++) (void)reference_head(&s, 0, j);
             for (j = 0; j < n; j++)
@@ -377,18 +365,16 @@ static void reference_gradient_is_a_gradient(void) {
 /* NaN and Inf reach the rows that see them and no block of queries before; nothing crashes. */
 static void non_finite_inputs(void) {
     static const float bad[3] = { NAN, INFINITY, -INFINITY };
-    int     isa, v, which;
-    int64_t i, c;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-        for (v = 0; v < 3 && mixp_cpu_with((mixp_isa)isa); v++)
-            for (which = 0; which < 3; which++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (int v = 0; v < 3 && mixp_cpu_with((mixp_isa)isa); v++)
+            for (int which = 0; which < 3; which++) {
                 problem s = problem_new(1, 150, 1, 8, 1, 0);
                 const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
                 array_set(s.qkv, at(&s, 0, 100, which, 0, 3), (double)bad[v]);
                 forward(dev, &s, 2);
                 backward(dev, &s, 2);
-                for (i = 0; i < 96; i++)
-                    for (c = 0; c < 8; c++) CHECK(fabs(array_get(s.y, i * 8 + c)) <= 2);
+                for (int64_t i = 0; i < 96; i++)
+                    for (int64_t c = 0; c < 8; c++) CHECK(fabs(array_get(s.y, i * 8 + c)) <= 2);
                 if (which == 0 || v == 0)
                     CHECK(!(fabs(array_get(s.y, 100 * 8 + 3)) <= 1e4));
                 problem_free(&s);
@@ -396,8 +382,7 @@ static void non_finite_inputs(void) {
 }
 
 static void nothing_to_do(void) {
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
         problem s = problem_new(1, 3, 1, 2, 1, 0);
         if (dev) {

@@ -27,12 +27,11 @@ static mixp_tensor *values(bench *b, int64_t rows, int64_t cols, float low, floa
     static float wide[MAX_BYTES / 4];
     static float narrow[MAX_BYTES / 4];
     int64_t shape[2], i;
-    mixp_tensor *t;
     shape[0] = rows;
     shape[1] = cols;
     for (i = 0; i < rows * cols; i++) wide[i] = number(b, low, high);
     CHECK_INT(mixp_convert(narrow, b->dtype, wide, MIXP_F32, rows * cols), MIXP_OK);
-    t = mixp_input(b->ctx, b->dtype, 2, shape, narrow);
+    mixp_tensor *t = mixp_input(b->ctx, b->dtype, 2, shape, narrow);
     CHECK(t != NULL);
     mixp_tensor_set_requires_grad(t, 1);
     return t;
@@ -49,7 +48,6 @@ static void note(record *r, const mixp_tensor *t) {
 /* Notes y, walks back from its weighted sum, notes the gradients of a, b and c. */
 static void both_ways(bench *b, mixp_tensor *y, mixp_tensor *a, mixp_tensor *q, mixp_tensor *c) {
     mixp_tensor *of[3], *loss = y;
-    int i;
     of[0] = a;
     of[1] = q;
     of[2] = c;
@@ -59,7 +57,7 @@ static void both_ways(bench *b, mixp_tensor *y, mixp_tensor *a, mixp_tensor *q, 
         loss = mixp_sum(b->ctx, mixp_mul(b->ctx, y, w), MIXP_ALL, 0);
     }
     CHECK_INT(mixp_backward(b->ctx, loss), MIXP_OK);
-    for (i = 0; i < 3; i++) if (of[i]) note(b->to, of[i]->grad);
+    for (int i = 0; i < 3; i++) if (of[i]) note(b->to, of[i]->grad);
 }
 
 static void elementwise(bench *b) {
@@ -70,12 +68,11 @@ static void elementwise(bench *b) {
     mixp_tensor *(*const two[])(mixp_context *, mixp_tensor *, mixp_tensor *) = {
         mixp_add, mixp_sub, mixp_mul, mixp_div
     };
-    size_t i;
-    for (i = 0; i < sizeof one / sizeof one[0]; i++) {
+    for (size_t i = 0; i < sizeof one / sizeof one[0]; i++) {
         mixp_tensor *a = values(b, 11, 67, i == 6 || i == 8 ? 0.01f : -9.0f, 9.0f);
         both_ways(b, one[i](b->ctx, a), a, NULL, NULL);
     }
-    for (i = 0; i < sizeof two / sizeof two[0]; i++) {
+    for (size_t i = 0; i < sizeof two / sizeof two[0]; i++) {
         mixp_tensor *a = values(b, 11, 67, -2.0f, 2.0f), *c = values(b, 1, 67, 0.5f, 2.0f);
         both_ways(b, two[i](b->ctx, a, c), a, c, NULL);
     }
@@ -106,10 +103,9 @@ static void losses(bench *b) {
     int32_t ids[13];
     mixp_loss_desc d;
     mixp_tensor *a, *targets;
-    int i;
-    for (i = 0; i < 13; i++) ids[i] = i % 5 ? i * 9 : MIXP_IGNORE;
+    for (int i = 0; i < 13; i++) ids[i] = i % 5 ? i * 9 : MIXP_IGNORE;
     targets = mixp_input(b->ctx, MIXP_I32, 1, row, ids);
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         memset(&d, 0, sizeof d);
         d.reduction = (mixp_reduction)(i % 3);
         d.smoothing = i < 3 ? 0.1f : 0.0f;
@@ -121,7 +117,7 @@ static void losses(bench *b) {
     }
     memset(&d, 0, sizeof d);
     d.reduction = MIXP_REDUCE_NONE;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         static const mixp_op_id of[3] = { MIXP_OP_MSE, MIXP_OP_HUBER, MIXP_OP_BCE_WITH_LOGITS };
         mixp_tensor *t = values(b, 13, 129, 0.0f, 1.0f);
         a = values(b, 13, 129, -3.0f, 3.0f);
@@ -148,19 +144,16 @@ static void attention(bench *b) {
 static void steps(bench *b) {
     int64_t n = 5003;
     mixp_scaler_desc rule;
-    mixp_scaler *scaler;
     mixp_optimizer_desc desc = mixp_adamw_defaults();
-    mixp_optimizer *opt;
     mixp_tensor *w = mixp_param(b->ctx, "w", b->dtype, 1, &n);
-    int i;
     memset(&rule, 0, sizeof rule);
     rule.init_scale = 1024.0f;
-    scaler = mixp_scaler_new(b->ctx, &rule);
+    mixp_scaler *scaler = mixp_scaler_new(b->ctx, &rule);
     desc.max_norm = 0.01;
-    opt = mixp_optimizer_new(b->ctx, &desc);
+    mixp_optimizer *opt = mixp_optimizer_new(b->ctx, &desc);
     mixp_init_uniform(w, -1.0, 1.0);
     mixp_optimizer_add(opt, w, NULL);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_step_begin(b->ctx);
         mixp_zero_grad(opt);
         mixp_backward(b->ctx, mixp_scaler_scale(scaler,
@@ -206,8 +199,7 @@ static int own_products(int isa, mixp_dtype dtype) {
 /* Threads never change a bit; instruction sets do not, but for plain C where `simd_alone`. */
 static void compare(void (*body)(bench *), mixp_dtype dtype, int simd_alone) {
     const mixp_device *to = NULL;
-    int isa;
-    for (isa = simd_alone ? MIXP_ISA_SCALAR + 1 : MIXP_ISA_SCALAR; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = simd_alone ? MIXP_ISA_SCALAR + 1 : MIXP_ISA_SCALAR; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *device = mixp_cpu_with((mixp_isa)isa);
         if (!device || own_products(isa, dtype)) continue;
         if (!to) record_on(to = device, 1, dtype, body, &first);
@@ -265,7 +257,6 @@ static void test_fused(void) {
     SKIP("fast-math leaves no bits to promise");
 #else
     uint32_t s = 5;
-    int i;
     fused_is(0x1.195b74p+0f, -0x1.ef1c68p+0f, -0x1.ff138p-1f, -0x1.8fd866p+1f);
     fused_is(0x1.73779p-2f, -0x1.0f4844p+0f, 0x1.718c6p+0f, 0x1.0f2344p+0f);
     fused_is(0x1.000002p+0f, 0x1p-24f, 1.0f, 0x1.000002p+0f);       /* 2^-47 past a tie */
@@ -279,7 +270,7 @@ static void test_fused(void) {
     fused_is(-0.0f, 1.0f, -0.0f, -0.0f);
     fused_is(HUGE_VALF, 0.0f, 1.0f, NAN);
     fused_is(HUGE_VALF, 1.0f, -1.0f, HUGE_VALF);
-    for (i = 0; i < 300000 && !FUSED_TWICE; i++) {
+    for (int i = 0; i < 300000 && !FUSED_TWICE; i++) {
         float x = mixp_f32_of_bits(draw(&s)), y = mixp_f32_of_bits(draw(&s));
         float z = mixp_f32_of_bits(draw(&s));
         fused_is(x, y, z, fmaf(x, y, z));
@@ -312,7 +303,6 @@ static void test_fused_doubles(void) {
     SKIP("products may be joined with sums in what this machine does not need");
 #else
     uint32_t s = 5;
-    int i;
     fused_double_is(0x1.0000000000001p+0, 0x1.0000000000001p+0, -0x1.0000000000002p+0, 0x1p-104);
     fused_double_is(0x1.0000000000001p+0, 0x1p-53, 1.0, 0x1.0000000000001p+0);  /* past a tie */
     fused_double_is(0x1.fffffffffffffp-1, 0x1p-53, 1.0, 1.0);                   /* before it */
@@ -320,7 +310,7 @@ static void test_fused_doubles(void) {
     fused_double_is(0x1.8p+0, 0x1p-53, -1.0, -0x1.ffffffffffffep-1);         /* to even */
     fused_double_is(3.0, -1.0, 3.0, 0.0);
     fused_double_is(0.0, 5.0, 1.5, 1.5);
-    for (i = 0; i < 200000; i++) {
+    for (int i = 0; i < 200000; i++) {
         double x = draw_double(&s, 40), y = draw_double(&s, 40), z;
         if (i % 4 == 0) x = (double)(float)x, y = (double)(float)y;     /* many products are ties */
         z = i % 8 == 1 ? -x * y : x * y * draw_double(&s, 60);

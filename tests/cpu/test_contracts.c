@@ -30,12 +30,11 @@ static mixp_in none_in(void) { return mixpi_in(NULL, MIXP_F32); }
 static mixp_out f32_out(void) { return mixpi_out_to(out, MIXP_F32, 0); }
 
 static void memory_begin(void) {
-    int i;
     memset(&x, 0, sizeof x);
     x.threads = 1;
     x.scratch = scratch;
     no_scratch = 0;
-    for (i = 0; i < NUMBERS; i++) {
+    for (int i = 0; i < NUMBERS; i++) {
         bad_ids[i] = i == 1 ? -7 : 0;
         in[i] = 0.0f;
         untouched[i] = 77.0f;
@@ -212,7 +211,6 @@ static void choices(void) {
 static void choices_of_one_operand(void) {
     static const float want_a[4] = { 1, 9, 3, 9 }, want_b[4] = { 9, 2, 9, 4 }, want_dx[4] = { 1, 0, 3, 0 };
     mixp_where_args k;
-    int i;
     memset(&k, 0, sizeof k);
     k.rank = 1;
     k.shape[0] = 4;
@@ -221,7 +219,7 @@ static void choices_of_one_operand(void) {
     k.mask_strides[0] = k.a_strides[0] = k.b_strides[0] = 1;
     k.value = 9;
     k.y = k.dx = f32_out();
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         in[i] = (float)(i + 1);
         in[16 + i] = (float)(i % 2 == 0);
     }
@@ -710,14 +708,13 @@ static void gradients(void) {
     mixp_clip_args clip;
     mixp_update_args update;
     mixp_step_plan plan;
-    int i;
     memset(&row, 0, sizeof row);
     memset(&step, 0, sizeof step);
     memset(&plan, 0, sizeof plan);
     memset(&look, 0, sizeof look);
     memset(&clip, 0, sizeof clip);
     memset(&update, 0, sizeof update);
-    for (i = 0; i < 4; i++) in[i] = 3;
+    for (int i = 0; i < 4; i++) in[i] = 3;
     memcpy(out, untouched, sizeof out);
     row.weight = out;
     row.grad = in;

@@ -72,10 +72,9 @@ static void test_as_the_compiler_says(void) {
 static void test_asked_once(void) {
     float x = 1.5f;
     mixp_f16 h = { 0 };
-    int i;
     here.emulated = 0;
     forget();
-    for (i = 0; i < 1000; i++) CHECK_INT(mixp_convert(&h, MIXP_F16, &x, MIXP_F32, 1), MIXP_OK);
+    for (int i = 0; i < 1000; i++) CHECK_INT(mixp_convert(&h, MIXP_F16, &x, MIXP_F32, 1), MIXP_OK);
     CHECK_INT(h.bits, 0x3E00);
     CHECK(asked >= 1 && asked <= 4);
 }
@@ -106,14 +105,13 @@ static void has(int level, int bf16) {
 
 static void test_features(void) {
     static const int of_512[] = { 16, 17, 30, 31 };
-    int i;
     all_features("GenuineIntel");
     has(2, 1);
     CHECK(!MIXPI_CPU_IS_AMD());
     all_features("AuthenticAMD");
     has(2, 1);
     CHECK(MIXPI_CPU_IS_AMD());
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         all_features("GenuineIntel");
         here.leaf[2][1] &= ~(1u << of_512[i]);
         has(1, 1);

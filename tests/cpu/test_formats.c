@@ -53,11 +53,10 @@ static double value_of(mixp_dtype d, uint64_t code) {
 }
 /* f64 to f32 is what the machine does in its default environment, where tests start. */
 static uint64_t expect(mixp_dtype to, double x, int saturate) {
-    float f;
     uint32_t u;
     if (to != MIXP_F32) return ref_encode(table_of(to), x, saturate);
     if (ref_is_nan(x)) return (ref_bits64(x) >> 63) << 31 | 0x7FC00000u | (ref_bits64(x) >> 29 & 0x7FFFFFu);
-    f = (float)x;
+    float f = (float)x;
     memcpy(&u, &f, 4);
     return u;
 }
@@ -83,13 +82,11 @@ static uint32_t pattern(uint32_t *s) {
 /* --- scalars --------------------------------------------------------------------------- */
 
 static void decode_every_code(void) {
-    int i;
-    for (i = 0; i < REF_FORMATS; i++) {
+    for (int i = 0; i < REF_FORMATS; i++) {
         const ref_table *t = &tables[i];
         int width = t->f->exponent_bits + t->f->mantissa_bits;
-        uint32_t c;
         CHECK(t->value[t->f->finite - 1] == t->f->max);
-        for (c = 0; c < 2u << width; c++) {
+        for (uint32_t c = 0; c < 2u << width; c++) {
             double want = 0, got = mixp_decode(t->f->dtype, c);
             if (ref_decode(t, c, &want)) CHECK(ref_is_nan(got));
             else {
@@ -99,7 +96,7 @@ static void decode_every_code(void) {
             }
         }
     }
-    for (i = 0; i < 255; i++) {
+    for (int i = 0; i < 255; i++) {
         CHECK(mixp_decode(MIXP_F8_E8M0, (uint64_t)i) == ldexp(1.0, i - 127));
         CHECK_INT(mixp_encode(MIXP_F8_E8M0, ldexp(1.0, i - 127), 0), i);
     }
@@ -115,8 +112,7 @@ static uint32_t as_returned(uint32_t u) {
 }
 
 static void widen_every_code(void) {
-    uint32_t c;
-    for (c = 0; c < 65536; c++) {
+    for (uint32_t c = 0; c < 65536; c++) {
         uint32_t f = mixp_bits_of_f32(mixp_f32_from_f16(mixp_f16_of_bits(c)));
         uint32_t b = mixp_bits_of_f32(mixp_f32_from_bf16(mixp_bf16_of_bits(c)));
         CHECK_INT(f, expect(MIXP_F32, value_of(MIXP_F16, c), 0));
@@ -159,8 +155,7 @@ static void known_answers(void) {
         { 0.0009765625, 0x1400, 0x3A80, 0x00, 0x14 },               /* 2^-10: a tie in e4m3 */
         { 0.1, 0x2E66, 0x3DCD, 0x1D, 0x2E },        { 1e-8, 0x0000, 0x322C, 0x00, 0x00 }
     };
-    size_t i;
-    for (i = 0; i < sizeof known / sizeof known[0]; i++) {
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         double x = known[i].x;
         CHECK_INT(mixp_f16_from_f64(x).bits, known[i].f16);
         CHECK_INT(mixp_bf16_from_f64(x).bits, known[i].bf16);
@@ -217,8 +212,7 @@ static void constants_match_codes(void) {
 
 /* Every number of every format, every midpoint, and a hair to both sides of each. */
 static void check_around(const ref_table *t, double x) {
-    int k;
-    for (k = 0; k < 10; k++) {
+    for (int k = 0; k < 10; k++) {
         double y = k < 2 ? x : k < 4 ? nextafter(x, 1e300) : k < 6 ? nextafter(x, -1e300)
                  : k < 8 ? x * (1 + ldexp(1, -30)) : x * (1 - ldexp(1, -30));
         if (k % 2) y = -y;
@@ -227,8 +221,7 @@ static void check_around(const ref_table *t, double x) {
     }
 }
 static void narrow_f64_around_midpoints(void) {
-    int i;
-    for (i = 0; i < REF_FORMATS; i++) {
+    for (int i = 0; i < REF_FORMATS; i++) {
         const ref_table *t = &tables[i];
         uint32_t c, step = t->f->finite > 1000 ? 13 : 1;
         for (c = 0; c < t->f->finite; c += step) {
@@ -299,10 +292,9 @@ static void agrees_with_the_compiler(void) {
     for (i = 0; i < 65536; i++) {
         uint16_t h = (uint16_t)i;
         test_half x;
-        float f;
         uint32_t u;
         memcpy(&x, &h, 2);
-        f = (float)x;
+        float f = (float)x;
         memcpy(&u, &f, 4);
         CHECK_INT(mixp_bits_of_f32(mixp_f32_from_f16(mixp_f16_of_bits(i))), u);
     }
@@ -330,12 +322,11 @@ static void arrays_of_every_pair(void) {
     static char src[N * 4], dst[N * 4], sat[N * 4];
     const mixp_device *d;
     int isa_, a, b;
-    size_t i, n;
     for (a = 0; a < 5; a++) {
         mixp_dtype from = vector_dtypes[a];
         uint32_t s = 11;
-        n = from == MIXP_F32 ? N : from == MIXP_F16 || from == MIXP_BF16 ? 65536 : 256;
-        for (i = 0; i < n; i++) set_code(src, from, i, from == MIXP_F32 ? pattern(&s) : i);
+        size_t n = from == MIXP_F32 ? N : from == MIXP_F16 || from == MIXP_BF16 ? 65536 : 256;
+        for (size_t i = 0; i < n; i++) set_code(src, from, i, from == MIXP_F32 ? pattern(&s) : i);
         for (b = 0; b < 5; b++) EACH_CPU(d) {
             mixp_dtype to = vector_dtypes[b];
             mixp_rounding saturate;
@@ -343,7 +334,7 @@ static void arrays_of_every_pair(void) {
             saturate.saturate = 1;
             CHECK_INT(mixp_convert_with(d, dst, to, src, from, (int64_t)n, NULL), MIXP_OK);
             CHECK_INT(mixp_convert_with(d, sat, to, src, from, (int64_t)n, &saturate), MIXP_OK);
-            for (i = 0; i < n; i++) {
+            for (size_t i = 0; i < n; i++) {
                 uint64_t code = code_at(src, from, i), want = expect(to, value_of(from, code), 0);
                 if (to == from) want = code;
                 if (from == MIXP_BF16 && to == MIXP_F32) want = code << 16;
@@ -364,13 +355,12 @@ static void arrays_of_other_formats(void) {
     static double src[4096], back[4096];
     static uint8_t codes[4096];
     uint32_t s = 17;
-    int i, k;
-    for (i = 0; i < 4096; i++) src[i] = i < 2000 ? ref_f32(pattern(&s)) : ldexp((double)(int32_t)lcg(&s), -34);
-    for (k = 4; k < REF_FORMATS; k++) {
+    for (int i = 0; i < 4096; i++) src[i] = i < 2000 ? ref_f32(pattern(&s)) : ldexp((double)(int32_t)lcg(&s), -34);
+    for (int k = 4; k < REF_FORMATS; k++) {
         const ref_table *t = &tables[k];
         CHECK_INT(mixp_convert(codes, t->f->dtype, src, MIXP_F64, 4096), MIXP_OK);
         CHECK_INT(mixp_convert(back, MIXP_F64, codes, t->f->dtype, 4096), MIXP_OK);
-        for (i = 0; i < 4096; i++) {
+        for (int i = 0; i < 4096; i++) {
             double x;
             CHECK_INT(codes[i], ref_encode(t, src[i], 0));
             if (ref_decode(t, codes[i], &x)) CHECK(ref_is_nan(back[i]));
@@ -463,9 +453,8 @@ static void one_float_among_others(void) {
 
 /* 5 MB and more: the stores that bypass the caches, tails and unaligned heads included. */
 static void reverse_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
-    int64_t i;
     (void)user;
-    for (i = tasks; i-- > 0;) task(arg, i, 0);
+    for (int64_t i = tasks; i-- > 0;) task(arg, i, 0);
 }
 static void large_arrays(void) {
     enum { N = 2200003 };
@@ -473,11 +462,10 @@ static void large_arrays(void) {
     const mixp_device *d;
     int isa_, b, k;
     uint32_t s = 77;
-    size_t i;
     for (b = 1; b < 5; b++) for (k = 0; k < 2; k++) {
         mixp_dtype to = k ? MIXP_F32 : vector_dtypes[b], from = k ? vector_dtypes[b] : MIXP_F32;
         size_t off = (size_t)(b + k) * mixp_dtype_size(to);
-        for (i = 0; i < N; i++) set_code(src + 1, from, i, from == MIXP_F32 ? pattern(&s) : pattern(&s) >> 9);
+        for (size_t i = 0; i < N; i++) set_code(src + 1, from, i, from == MIXP_F32 ? pattern(&s) : pattern(&s) >> 9);
         mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), want, to, src + 1, from, N, NULL);
         EACH_CPU(d) {
             mixp_exec x;
@@ -505,11 +493,10 @@ static void in_place_and_overlap(void) {
     static char buf[N * 4 + 16], want[N * 4];
     const mixp_device *d;
     int isa_, a, b;
-    size_t i;
     EACH_CPU(d) for (a = 0; a < 5; a++) for (b = 0; b < 5; b++) {
         mixp_dtype from = vector_dtypes[a], to = vector_dtypes[b];
         uint32_t s = 123;
-        for (i = 0; i < N; i++) set_code(buf, from, i, pattern(&s));
+        for (size_t i = 0; i < N; i++) set_code(buf, from, i, pattern(&s));
         CHECK_INT(mixp_convert_with(d, want, to, buf, from, N, NULL), MIXP_OK);
         if (mixp_dtype_size(to) <= mixp_dtype_size(from)) {
             mixp_exec x;        /* a context that runs its tasks in any order */
@@ -558,13 +545,12 @@ static const mixp_device *devices[MIXP_ISA_COUNT];
 static int device_count;
 
 static void convert_everything(char *out, size_t each, const float *src, int n) {
-    const mixp_device *d;
     int k, b, i;
     mixp_rounding r;
     memset(&r, 0, sizeof r);
     r.stochastic = 1;
     for (k = 0; k < device_count; k++) for (b = 0; b < 5; b++) {
-        d = devices[k];
+        const mixp_device *d = devices[k];
         mixp_convert_with(d, out, vector_dtypes[b], src, MIXP_F32, n, NULL);
         mixp_convert_with(d, out + each, vector_dtypes[b], src, MIXP_F32, n, &r);
         mixp_convert_with(d, out + 2 * each, MIXP_F32, out, vector_dtypes[b], n, NULL);
@@ -763,13 +749,12 @@ static void integers_on(const mixp_device *d) {
     int64_t i64[W];
     uint8_t u8[W];
     mixp_f16 h[W];
-    size_t i;
     CHECK_INT(mixp_convert_with(d, f, MIXP_F32, wide, MIXP_I64, W, NULL), MIXP_OK);
     CHECK_INT(mixp_convert_with(d, g, MIXP_F64, wide, MIXP_I64, W, NULL), MIXP_OK);
     CHECK_INT(mixp_convert_with(d, i32, MIXP_I32, wide, MIXP_I64, W, NULL), MIXP_OK);
     CHECK_INT(mixp_convert_with(d, u8, MIXP_U8, wide, MIXP_I64, W, NULL), MIXP_OK);
     CHECK_INT(mixp_convert_with(d, h, MIXP_F16, wide, MIXP_I64, W, NULL), MIXP_OK);
-    for (i = 0; i < W; i++) {
+    for (size_t i = 0; i < W; i++) {
         CHECK(f[i] == (float)wide[i]);
         CHECK(g[i] == (double)wide[i]);
         CHECK_INT(i32[i], wide[i] > 2147483647 ? 2147483647 : wide[i] < -2147483647 - 1 ? -2147483647 - 1 : wide[i]);
@@ -779,10 +764,10 @@ static void integers_on(const mixp_device *d) {
     CHECK_INT(h[7].bits, 0x7C00);
     CHECK_INT(mixp_convert_with(d, i64, MIXP_I64, i32, MIXP_I32, W, NULL), MIXP_OK);
     CHECK_INT(mixp_convert_with(d, f, MIXP_F32, i32, MIXP_I32, W, NULL), MIXP_OK);
-    for (i = 0; i < W; i++) CHECK(i64[i] == i32[i] && f[i] == (float)i32[i]);
+    for (size_t i = 0; i < W; i++) CHECK(i64[i] == i32[i] && f[i] == (float)i32[i]);
     CHECK_INT(mixp_convert_with(d, f, MIXP_F32, u8, MIXP_U8, W, NULL), MIXP_OK);
-    for (i = 0; i < W; i++) CHECK(f[i] == (float)u8[i]);
-    for (i = 0; i < sizeof cut / sizeof cut[0]; i++) {
+    for (size_t i = 0; i < W; i++) CHECK(f[i] == (float)u8[i]);
+    for (size_t i = 0; i < sizeof cut / sizeof cut[0]; i++) {
         CHECK_INT(mixp_convert_with(d, i64, MIXP_I64, &cut[i].x, MIXP_F64, 1, NULL), MIXP_OK);
         CHECK_INT(mixp_convert_with(d, i32, MIXP_I32, &cut[i].x, MIXP_F64, 1, NULL), MIXP_OK);
         CHECK_INT(mixp_convert_with(d, u8, MIXP_U8, &cut[i].x, MIXP_F64, 1, NULL), MIXP_OK);
@@ -811,7 +796,6 @@ static void fill_any_dtype(void) {
     const mixp_device *d;
     mixp_exec x;
     int isa_, t, k;
-    int64_t i;
     memset(&x, 0, sizeof x);
     EACH_CPU(d) for (t = 0; t < MIXP_DTYPE_COUNT; t++) for (k = 0; k < 12; k++) {
         mixp_dtype dt = (mixp_dtype)t;
@@ -823,7 +807,7 @@ static void fill_any_dtype(void) {
         if (dt == MIXP_I64) want = k % 2 ? 0 : 1;
         memset(buf, 0x5A, sizeof buf);
         CHECK_INT(d->kernels->fill(&x, args_fill(array_of(buf, dt), n, value)), MIXP_OK);
-        for (i = 0; i < n; i++) CHECK(code_at(buf, dt, (size_t)i) == want);
+        for (int64_t i = 0; i < n; i++) CHECK(code_at(buf, dt, (size_t)i) == want);
         CHECK_INT(buf[(size_t)n * mixp_dtype_size(dt)], 0x5A);
     }
     CHECK_INT(mixp_cpu()->kernels->fill(&x, args_fill(array_of(buf, (mixp_dtype)30), 1, 0)), MIXP_ERR_DTYPE);
@@ -865,7 +849,6 @@ static void copy_strided(void) {
     mixp_exec x;
     uint32_t s = 2024;
     int isa_, trial, k;
-    int64_t i;
     memset(&x, 0, sizeof x);
     x.threads = 2;
     x.parallel = reverse_parallel;
@@ -876,7 +859,7 @@ static void copy_strided(void) {
         int64_t count = 1, index;
         if (trial % 10 == 0) { to = from = same[trial / 10 % 3]; accumulate = 0; }
         if (mixp_dtype_size(from) == 8) for (k = 0; k < c.rank; k++) c.shape[k] = (c.shape[k] + 1) / 2;
-        for (i = 0; i < ROOM; i += 4) {
+        for (int64_t i = 0; i < ROOM; i += 4) {
             uint32_t u = 0x3C003C00u ^ (lcg(&s) >> 7 & 0x83FF83FFu);    /* small in every dtype */
             memcpy(src + i, &u, 4);
             u ^= lcg(&s) >> 9 & 0x03FF03FFu;
@@ -886,12 +869,11 @@ static void copy_strided(void) {
         for (k = 0; k < c.rank; k++) count *= c.shape[k];
         for (index = 0; index < count; index++) {
             int64_t rest = index, a = 0, b = 0;
-            uint64_t code;
             for (k = c.rank - 1; k >= 0; rest /= c.shape[k--]) {
                 a += rest % c.shape[k] * c.d[k];
                 b += rest % c.shape[k] * c.s[k];
             }
-            code = code_at(src, from, (size_t)b);
+            uint64_t code = code_at(src, from, (size_t)b);
             if (accumulate) {
                 float sum = (float)value_of(from, code) + (float)value_of(to, code_at(want, to, (size_t)a));
                 code = expect(to, (double)sum, 0);
@@ -928,10 +910,9 @@ static void self_check(void) {
 #else
     static const int modes[] = { FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO };
     char cut[8];
-    int i;
     CHECK_INT(good, MIXP_OK);
     CHECK(message[0] == '\0' || strncmp(message, "slow: compiled without ", 23) == 0);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         fesetround(modes[i]);
         CHECK_INT(mixp_self_check(message, sizeof message), MIXP_ERR_DEVICE);
         memset(cut, '#', sizeof cut);
@@ -943,7 +924,7 @@ static void self_check(void) {
         CHECK(strcmp(cut, "the ") == 0 && cut[5] == '#');
     }
 #if defined(__SSE__)
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         unsigned env = _mm_getcsr();
         _mm_setcsr(env | (i ? 0x8000u : 0x40u));        /* FTZ; DAZ */
         good = mixp_self_check(message, sizeof message);
@@ -957,9 +938,8 @@ static void self_check(void) {
 }
 
 int main(void) {
-    int i;
     fesetenv(FE_DFL_ENV);       /* -Ofast starts a program with subnormals flushed */
-    for (i = 0; i < REF_FORMATS; i++) tables[i] = ref_make(&ref_formats[i]);
+    for (int i = 0; i < REF_FORMATS; i++) tables[i] = ref_make(&ref_formats[i]);
     RUN(decode_every_code);
     RUN(widen_every_code);
     RUN(narrow_sampled_f32);
@@ -986,6 +966,6 @@ int main(void) {
     RUN(fill_any_dtype);
     RUN(copy_strided);
     RUN(self_check);
-    for (i = 0; i < REF_FORMATS; i++) free(tables[i].value);
+    for (int i = 0; i < REF_FORMATS; i++) free(tables[i].value);
     return test_report();
 }

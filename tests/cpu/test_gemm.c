@@ -17,14 +17,13 @@ static void try_everywhere(int m, int n, int k, int batch, int whole) {
     problem p = problem_new(m, n, k, batch, whole);
     size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.g.c.dtype);
     char   *first = (char *)malloc(bytes + 1);
-    int     isa, i;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
         if (!d) continue;
         run(d, &p, 0);
         problem_check(&p, whole, isa_names[isa]);
         memcpy(first, p.c.data, bytes);
-        for (i = calls % each; i < 5; i += each) {
+        for (int i = calls % each; i < 5; i += each) {
             run(d, &p, threads[i]);
             CHECK(memcmp(first, p.c.data, bytes) == 0);
         }
@@ -35,33 +34,29 @@ static void try_everywhere(int m, int n, int k, int batch, int whole) {
 }
 
 static void small_sizes_any_mix(void) {
-    int i;
-    for (i = 0; i < 400; i++) try_everywhere(1 + random_to(70), 1 + random_to(70), random_to(70), 1, 0);
+    for (int i = 0; i < 400; i++) try_everywhere(1 + random_to(70), 1 + random_to(70), random_to(70), 1, 0);
 }
 
 static void around_tile_edges(void) {
     static const int sizes[10] = { 1, 6, 7, 13, 14, 15, 16, 17, 32, 33 };
-    int i, j;
-    for (i = 0; i < 10; i++)
-        for (j = 0; j < 10; j++) try_everywhere(sizes[i], sizes[j], 1 + random_to(40), 1, 0);
+    for (int i = 0; i < 10; i++)
+        for (int j = 0; j < 10; j++) try_everywhere(sizes[i], sizes[j], 1 + random_to(40), 1, 0);
 }
 
 /* k needs several passes, m and n several blocks. */
 static void larger(void) {
-    int i;
     try_everywhere(3, 5, 2000, 1, 0);
     try_everywhere(14, 32, 384, 1, 0);
     try_everywhere(15, 33, 385, 1, 0);
     try_everywhere(530, 40, 61, 1, 0);
     try_everywhere(20, 1100, 30, 1, 0);
     try_everywhere(600, 530, 8, 1, 0);
-    for (i = 0; i < (test_later() ? 3 : 12); i++)
+    for (int i = 0; i < (test_later() ? 3 : 12); i++)
         try_everywhere(1 + random_to(200), 1 + random_to(200), 300 + random_to(600), 1, 0);
 }
 
 static void batches(void) {
-    int i;
-    for (i = 0; i < 60; i++)
+    for (int i = 0; i < 60; i++)
         try_everywhere(1 + random_to(40), 1 + random_to(40), random_to(40), 1 + random_to(9), 0);
     try_everywhere(3, 4, 5, 300, 0);
 }
@@ -69,21 +64,18 @@ static void batches(void) {
 /* Sums of whole numbers are exact in f32, so c must be the true value rounded once, even where
  * k takes several passes and f16 or bf16 would have dropped bits in between. */
 static void rounds_once(void) {
-    int i;
-    for (i = 0; i < (test_later() ? 20 : 60); i++)
+    for (int i = 0; i < (test_later() ? 20 : 60); i++)
         try_everywhere(1 + random_to(40), 1 + random_to(70), 1 + random_to(1500), 1, 1);
 }
 
 static void no_k_gives_bias(void) {
-    int i;
-    for (i = 0; i < 20; i++) try_everywhere(1 + random_to(40), 1 + random_to(70), 0, 1 + random_to(3), 0);
+    for (int i = 0; i < 20; i++) try_everywhere(1 + random_to(40), 1 + random_to(70), 0, 1 + random_to(3), 0);
 }
 
 static void empty_matrices_are_left_alone(void) {
     static const int sizes[3][4] = { { 0, 5, 3, 1 }, { 5, 0, 3, 1 }, { 5, 3, 4, 0 } };
-    int isa, i;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-        for (i = 0; i < 3 && mixp_cpu_with((mixp_isa)isa); i++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (int i = 0; i < 3 && mixp_cpu_with((mixp_isa)isa); i++) {
             test_array c = array_new(MIXP_F32, 64);
             mixp_gemm_args g;
             runner     r;
@@ -102,13 +94,12 @@ static void empty_matrices_are_left_alone(void) {
 
 /* alpha in memory gives the bits of alpha as an argument. */
 static void alpha_in_memory(void) {
-    int isa, i;
-    for (i = 0; i < 20; i++) {
+    for (int i = 0; i < 20; i++) {
         problem p = problem_new(1 + random_to(40), 1 + random_to(70), random_to(600), 2, 0);
         size_t bytes = (size_t)p.c_size * mixp_dtype_size(p.g.c.dtype);
         char *first = (char *)malloc(bytes + 1);
         float alpha = p.g.alpha;
-        for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
             const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
             if (!d) continue;
             run(d, &p, 2);
@@ -128,16 +119,15 @@ static void alpha_in_memory(void) {
 /* Inf and NaN in an input reach exactly the elements that depend on it. */
 static void non_finite_inputs_spread_as_they_should(void) {
     static const float bad[2] = { INFINITY, NAN };
-    int isa, i, j, v;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-        for (v = 0; v < 2 && mixp_cpu_with((mixp_isa)isa); v++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (int v = 0; v < 2 && mixp_cpu_with((mixp_isa)isa); v++) {
             problem    p = problem_new(33, 45, 20, 1, 0);
             const mixp_gemm_args *g = &p.g;
             int64_t    at = g->trans_a ? 7 * g->lda + 30 : 30 * g->lda + 7;
             array_set(p.a, at, (double)bad[v]);
             run(mixp_cpu_with((mixp_isa)isa), &p, 3);
-            for (i = 0; i < 33; i++)
-                for (j = 0; j < 45; j++) {
+            for (int i = 0; i < 33; i++)
+                for (int j = 0; j < 45; j++) {
                     double c = array_get(p.c, i * g->ldc + j);
                     CHECK((i == 30) == !(fabs(c) <= 1e4));
                 }
@@ -169,12 +159,11 @@ static void threads_are_not_left_idle(void) {
     static const int shapes[][3] = { { 16, 64, 4096 }, { 16, 128, 4096 }, { 32, 64, 768 }, { 8, 768, 768 },
         { 1, 112, 8192 }, { 64, 64, 480 }, { 768, 128, 512 }, { 33, 1000, 700 } };
     static const int threads[] = { 2, 3, 7, 8, 12, 16, 32, 61 };
-    int s, t, isa;
-    for (s = 0; s < 8; s += test_later() ? 3 : 1) {
+    for (int s = 0; s < 8; s += test_later() ? 3 : 1) {
         const int *d = shapes[s];
         problem    p = problem_new(d[0], d[1], d[2], 1, 0);
-        for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-            for (t = 0; t < 8 && mixp_cpu_with((mixp_isa)isa); t++) {
+        for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+            for (int t = 0; t < 8 && mixp_cpu_with((mixp_isa)isa); t++) {
                 int64_t    tiles = (int64_t)((d[0] + 63) / 64) * ((d[1] + 63) / 64);
                 runner     r;
                 mixp_exec  x = runner_exec(&r, threads[t]);
@@ -226,9 +215,8 @@ static void subnormals_of_pairs_are_zero(void) {
 static void pairs_give_the_bits_of_widening(void) {
     const mixp_device *wide = mixp_cpu_with(MIXP_ISA_AVX512);
     const mixp_device *pairs = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
-    int i;
     if (!pairs) SKIP("no AVX512_BF16");
-    for (i = 0; i < 200; i++) {
+    for (int i = 0; i < 200; i++) {
         problem p = problem_new(1 + random_to(90), 1 + random_to(90), random_to(i % 8 ? 90 : 900),
                                 1 + random_to(3), 0);
         size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.c.dtype);

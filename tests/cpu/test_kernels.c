@@ -52,8 +52,7 @@ static int one_request(void) {
 
 static test_array values(mixp_dtype dtype, int64_t n, double scale) {
     test_array a = array_new(dtype, n);
-    int64_t i;
-    for (i = 0; i < n; i++) array_set(a, i, scale * random_value());
+    for (int64_t i = 0; i < n; i++) array_set(a, i, scale * random_value());
     return a;
 }
 
@@ -64,9 +63,8 @@ static test_array output(mixp_dtype dtype, int64_t n, int accumulate) {
 
 static double *doubles(test_array a, int64_t n, int wanted) {
     double *d = (double *)calloc((size_t)n + 1, sizeof(double));
-    int64_t i;
     if (!d) exit(2);
-    for (i = 0; wanted && i < n; i++) d[i] = array_get(a, i);
+    for (int64_t i = 0; wanted && i < n; i++) d[i] = array_get(a, i);
     return d;
 }
 
@@ -102,10 +100,9 @@ static const int sizes[] = { 1, 2, 15, 16, 17, 31, 33, 65, 127, 1023, 1024, 1025
 /* y with erf(y) = x, by bisection: in the tails by erfc, which keeps the digits of 1 - x. */
 static double inverse_erf(double x) {
     double low = 0.0, high = 7.0, size = fabs(x);
-    int i;
     if (!(size < 1.0)) return size > 1.0 || x != x ? NAN : x * HUGE_VAL;
     if (size < 1e-8) return x * 0.88622692545275801365;
-    for (i = 0; i < 60; i++) {
+    for (int i = 0; i < 60; i++) {
         double y = 0.5 * (low + high);
         if (size > 0.5 ? erfc(y) > 1.0 - size : erf(y) < size) low = y;
         else high = y;
@@ -236,18 +233,15 @@ static test_array unary_input(int op, mixp_dtype dtype, int64_t n) {
     static const double scales[4] = { 0.01, 1.0, 6.0, 15.0 };
     double scale = scales[random_to(4)];
     test_array a = values(dtype, n, scale);
-    int64_t i;
-    for (i = 0; positive_only(op) && i < n; i++) array_set(a, i, fabs(array_get(a, i)) +
+    for (int64_t i = 0; positive_only(op) && i < n; i++) array_set(a, i, fabs(array_get(a, i)) +
         0.05 * scale);
-    for (i = 0; within_one(op) && i < n; i++) array_set(a, i, 0.98 * sin(array_get(a, i)));
+    for (int64_t i = 0; within_one(op) && i < n; i++) array_set(a, i, 0.98 * sin(array_get(a, i)));
     return a;
 }
 
 static void unary_body(void) {
-    int op, c;
-    int64_t i;
-    for (op = 0; op < MIXP_UNARY_COUNT; op++)
-        for (c = 0; c < SIZES; c++) {
+    for (int op = 0; op < MIXP_UNARY_COUNT; op++)
+        for (int c = 0; c < SIZES; c++) {
             int64_t n = sizes[c];
             int place = random_to(3) == 0;
             float p = power_for(op, random_to(8));
@@ -255,7 +249,7 @@ static void unary_body(void) {
             double *x = doubles(a, n, 1);
             y = place ? a : array_new(random_dtype(), n);
             CALL(unary(&X, args_unary((mixp_unary)op, n, y, a, p)));
-            for (i = 0; i < n; i++) {
+            for (int64_t i = 0; i < n; i++) {
                 double want = unary_ref(op, x[i], (double)p);
                 expect(y, i, want, unary_slack(op, x[i], want));
             }
@@ -266,21 +260,19 @@ static void unary_body(void) {
 }
 
 static void unary_backward_body(void) {
-    int op, c;
-    int64_t i;
-    for (op = 0; op < MIXP_UNARY_COUNT; op++)
-        for (c = 0; c < SIZES; c++) {
+    for (int op = 0; op < MIXP_UNARY_COUNT; op++)
+        for (int c = 0; c < SIZES; c++) {
             int64_t n = sizes[c];
             int place = random_to(3) == 0, add = !place && random_to(2);
             float p = power_for(op, random_to(8));
             test_array a = unary_input(op, random_dtype(), n), y = array_new(random_dtype(), n);
             test_array dy = values(random_dtype(), n, 3.0), da;
             double *g = doubles(dy, n, 1), *old;
-            for (i = 0; i < n; i++) array_set(y, i, unary_ref(op, array_get(a, i), (double)p));
+            for (int64_t i = 0; i < n; i++) array_set(y, i, unary_ref(op, array_get(a, i), (double)p));
             da = place ? dy : output(random_dtype(), n, add);
             old = doubles(da, n, add);
             CALL(unary_backward(&X, args_unary_backward((mixp_unary)op, n, da, add, dy, a, y, p)));
-            for (i = 0; i < n; i++) {
+            for (int64_t i = 0; i < n; i++) {
                 double slope = unary_slope(op, array_get(a, i), array_get(y, i), (double)p);
                 double want = g[i] * slope + old[i];
                 double magnified = op == MIXP_UNARY_GELU_TANH || op == MIXP_UNARY_GELU_ERF ||
@@ -299,9 +291,8 @@ static void unary_backward_body(void) {
 
 /* The slopes above are the derivatives of the functions above. */
 static void test_unary_slopes(void) {
-    int op, i;
-    for (op = 0; op < MIXP_UNARY_COUNT; op++)
-        for (i = 0; i < 200; i++) {
+    for (int op = 0; op < MIXP_UNARY_COUNT; op++)
+        for (int i = 0; i < 200; i++) {
             double p = (double)power_for(op, i % 8), x = 3.0 * random_value(), h = 1e-3, d1, d2;
             if (positive_only(op)) x = fabs(x) + 0.2;
             if (within_one(op)) x *= 0.25;
@@ -328,13 +319,11 @@ static void unary_range_body(void) {
                                MIXP_UNARY_SINH, MIXP_UNARY_COSH, MIXP_UNARY_ERFINV };
     const int64_t n = 65521;
     test_array a = array_new(MIXP_F32, n);
-    int64_t i;
-    size_t  k;
-    for (i = 0; i < n; i++) ((float *)a.data)[i] = mixp_f32_of_bits((uint32_t)i * 65551u);
-    for (k = 0; k < sizeof ops / sizeof ops[0]; k++) {
+    for (int64_t i = 0; i < n; i++) ((float *)a.data)[i] = mixp_f32_of_bits((uint32_t)i * 65551u);
+    for (size_t k = 0; k < sizeof ops / sizeof ops[0]; k++) {
         test_array y = array_new(MIXP_F32, n);
         CALL(unary(&X, args_unary((mixp_unary)ops[k], n, y, a, 0.0f)));
-        for (i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++) {
             double x = array_get(a, i), want = unary_ref(ops[k], x, 0.0);
             expect(y, i, want, unary_slack(ops[k], x, want) + (fabs(want) < 1e-37 ? 1e-43 : 0.0));
             if (is_nan(array_get(y, i))) array_set(y, i, 0.0);   /* any NaN will do */
@@ -364,8 +353,7 @@ static float slope_of(mixp_unary op, float x) {
 
 static void special_body(void) {
     const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
-    int op;
-    for (op = 0; op < MIXP_UNARY_COUNT; op++) CHECK(is_nan((double)unary_of((mixp_unary)op, nan,
+    for (int op = 0; op < MIXP_UNARY_COUNT; op++) CHECK(is_nan((double)unary_of((mixp_unary)op, nan,
         1.5f)));
     CHECK(unary_of(MIXP_UNARY_EXP, inf, 0.0f) >= inf);
     CHECK(unary_of(MIXP_UNARY_EXP, -inf, 0.0f) == 0.0f);
@@ -408,11 +396,11 @@ static void special_body(void) {
     CHECK(unary_of(MIXP_UNARY_ELU, -inf, 1.5f) == -1.5f && unary_of(MIXP_UNARY_ELU, inf, 1.5f) >= inf);
     CHECK(slope_of(MIXP_UNARY_ELU, 0.0f) == 2.0f && slope_of(MIXP_UNARY_ELU, -inf) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_ELU, nan) == 1.0f && slope_of(MIXP_UNARY_LEAKY_RELU, 0.0f) == 2.0f);
-    for (op = MIXP_UNARY_LOG1P; op <= MIXP_UNARY_ERF; op++)     /* -0 and subnormals stay */
+    for (int op = MIXP_UNARY_LOG1P; op <= MIXP_UNARY_ERF; op++)     /* -0 and subnormals stay */
         CHECK(mixp_bits_of_f32(unary_of((mixp_unary)op, -0.0f, 0.0f)) == 0x80000000u);
     CHECK(mixp_bits_of_f32(unary_of(MIXP_UNARY_EXPM1, mixp_f32_of_bits(7), 0.0f)) == 7u);
     CHECK(mixp_bits_of_f32(unary_of(MIXP_UNARY_LOG1P, mixp_f32_of_bits(7), 0.0f)) == 7u);
-    for (op = MIXP_UNARY_GELU_TANH; op <= MIXP_UNARY_SILU; op++) {
+    for (int op = MIXP_UNARY_GELU_TANH; op <= MIXP_UNARY_SILU; op++) {
         CHECK(unary_of((mixp_unary)op, inf, 0.0f) >= inf && unary_of((mixp_unary)op, 3e38f,
             0.0f) == 3e38f);
         CHECK(unary_of((mixp_unary)op, -3e30f, 0.0f) == 0.0f);
@@ -429,8 +417,7 @@ typedef struct shapes { int rank; int64_t shape[8], a[8], b[8], n, na, nb; } sha
 /* mask bit i: the operand repeats along axis i. Fills dense strides of its own shape. */
 static int64_t operand(const shapes *s, int64_t *strides, unsigned mask) {
     int64_t n = 1;
-    int i;
-    for (i = s->rank - 1; i >= 0; i--) {
+    for (int i = s->rank - 1; i >= 0; i--) {
         strides[i] = mask >> i & 1u ? 0 : n;
         if (strides[i]) n *= s->shape[i];
     }
@@ -439,20 +426,18 @@ static int64_t operand(const shapes *s, int64_t *strides, unsigned mask) {
 
 static shapes shapes_new(int rank, const int *dims, unsigned a_mask, unsigned b_mask) {
     shapes s;
-    int i;
     memset(&s, 0, sizeof s);
     s.rank = rank;
     s.n = 1;
-    for (i = 0; i < rank; i++) s.n *= s.shape[i] = dims[i];
+    for (int i = 0; i < rank; i++) s.n *= s.shape[i] = dims[i];
     s.na = operand(&s, s.a, a_mask);
     s.nb = operand(&s, s.b, b_mask);
     return s;
 }
 
 static void offsets(const shapes *s, int64_t i, int64_t *ia, int64_t *ib) {
-    int k;
     *ia = *ib = 0;
-    for (k = s->rank - 1; k >= 0; k--) {
+    for (int k = s->rank - 1; k >= 0; k--) {
         *ia += i % s->shape[k] * s->a[k];
         *ib += i % s->shape[k] * s->b[k];
         i /= s->shape[k];
@@ -490,8 +475,7 @@ static double binary_slope(int op, int which, double a, double b) {
 
 static test_array divisor(mixp_dtype dtype, int64_t n) {
     test_array b = values(dtype, n, 2.0);
-    int64_t i;
-    for (i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++)
         if (fabs(array_get(b, i)) < 0.25) array_set(b, i, 0.75);
     return b;
 }
@@ -499,8 +483,7 @@ static test_array divisor(mixp_dtype dtype, int64_t n) {
 /* The first operand: above 0 for a power. */
 static test_array first_of(int op, mixp_dtype dtype, int64_t n) {
     test_array a = values(dtype, n, 2.0);
-    int64_t i;
-    for (i = 0; op == MIXP_BINARY_POWER && i < n; i++) array_set(a, i, fabs(array_get(a, i)) + 0.25);
+    for (int64_t i = 0; op == MIXP_BINARY_POWER && i < n; i++) array_set(a, i, fabs(array_get(a, i)) + 0.25);
     return a;
 }
 
@@ -512,9 +495,8 @@ static void check_binary(const shapes *s, int op) {
     y = place ? a : array_new(random_dtype(), s->n);
     CALL(binary(&X, args_binary((mixp_binary)op, s->rank, s->shape, y, a, s->a, b, s->b)));
     for (i = 0; i < s->n; i++) {
-        double want;
         offsets(s, i, &ia, &ib);
-        want = binary_ref(op, x[ia], array_get(b, ib));
+        double want = binary_ref(op, x[ia], array_get(b, ib));
         expect(y, i, want, EPS * (op >= MIXP_BINARY_SWIGLU ? 7.0 : 1.0) * fabs(want));
     }
     finish(y, s->n);
@@ -531,9 +513,8 @@ static void check_binary_backward(const shapes *s, int op, int which) {
     double *want = doubles(d, nd, add), *size = doubles(d, nd, add);
     for (i = 0; i < nd; i++) size[i] = fabs(size[i]);
     for (i = 0; i < s->n; i++) {
-        double t;
         offsets(s, i, &ia, &ib);
-        t = array_get(dy, i) * binary_slope(op, which, array_get(a, ia), array_get(b, ib));
+        double t = array_get(dy, i) * binary_slope(op, which, array_get(a, ia), array_get(b, ib));
         want[which ? ib : ia] += t;
         if (op == MIXP_BINARY_SWIGLU) t = array_get(dy, i) * array_get(b, ib);
         size[which ? ib : ia] += fabs(t);
@@ -564,9 +545,8 @@ static void binary_body(void) {
             1 },
         { 2, { 61, 70, 0, 0 }, 1, 2 }, { 2, { 9, 0, 0, 0 }, 0, 1 }, { 0, { 0, 0, 0, 0 }, 0, 0 }
     };
-    size_t c;
     int k, op, dims[8];
-    for (c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         shapes s = shapes_new(cases[c].rank, cases[c].dims, cases[c].a, cases[c].b);
         for (op = test_later() ? (int)c % 3 : 0; op < MIXP_BINARY_COUNT; op += test_later() ? 3 : 1) {
             check_binary(&s, op);
@@ -574,11 +554,10 @@ static void binary_body(void) {
             check_binary_backward(&s, op, (int)(c + (size_t)op + 1) % 2);
         }
     }
-    for (c = 0; c < 120; c++) {
-        shapes s;
+    for (size_t c = 0; c < 120; c++) {
         int rank = random_to(9);
         for (k = 0; k < rank; k++) dims[k] = 1 + random_to(rank > 5 ? 3 : 7);
-        s = shapes_new(rank, dims, random_bits() & random_bits() & 255u, random_bits() & 255u);
+        shapes s = shapes_new(rank, dims, random_bits() & random_bits() & 255u, random_bits() & 255u);
         check_binary(&s, random_to(MIXP_BINARY_COUNT));
         check_binary_backward(&s, random_to(MIXP_BINARY_COUNT), random_to(2));
     }
@@ -588,11 +567,10 @@ static void test_binary(void) { everywhere(binary_body); }
 /* The gradient of an operand whose axes lie the other way round, also where there are as many as
  * there can be: no two of them lie one behind the other, and the last is not dense. */
 static void turned_body(void) {
-    int rank, i;
-    for (rank = 2; rank <= MIXP_MAX_RANK; rank++) {
+    for (int rank = 2; rank <= MIXP_MAX_RANK; rank++) {
         int64_t shape[8], turned[8], dense[8], n = (int64_t)1 << rank, j;
         test_array dy = values(MIXP_BF16, n, 2.0), b = values(MIXP_F32, n, 2.0), dx;
-        for (i = 0; i < rank; i++) {
+        for (int i = 0; i < rank; i++) {
             shape[i] = 2;
             turned[i] = (int64_t)1 << i;
             dense[i] = n >> (i + 1);
@@ -602,7 +580,7 @@ static void turned_body(void) {
                                                       b, turned, b, dense)));
         for (j = 0; j < n; j++) {
             int64_t to = 0;
-            for (i = 0; i < rank; i++) to += (j / dense[i] & 1) * turned[i];
+            for (int i = 0; i < rank; i++) to += (j / dense[i] & 1) * turned[i];
             expect(dx, to, array_get(dy, j) * array_get(b, j), 4.0 * EPS);
         }
         finish(dx, n);
@@ -613,10 +591,9 @@ static void turned_body(void) {
 static void test_turned(void) { everywhere(turned_body); }
 
 static void test_binary_slopes(void) {
-    int i, op, which;
-    for (i = 0; i < 50; i++)
-        for (op = 0; op < MIXP_BINARY_COUNT; op++)
-            for (which = 0; which < 2; which++) {
+    for (int i = 0; i < 50; i++)
+        for (int op = 0; op < MIXP_BINARY_COUNT; op++)
+            for (int which = 0; which < 2; which++) {
                 double a = random_value(), b = 1.5 + random_value(), h = 1e-5, d;
                 if (op == MIXP_BINARY_POWER) a = fabs(a) + 0.25;
                 d = which ? binary_ref(op, a, b + h) - binary_ref(op, a, b - h)
@@ -632,8 +609,7 @@ static void extremes_body(void) {
     float a[8] = { 1, 2, nan, 3, inf, -inf, 0.0f, nan }, b[8] = { 2, 1, 5, nan, inf, 3, -0.0f, nan };
     float dy[8] = { 8, 8, 8, 8, 8, 8, 8, 8 }, y[8], da[8], db[8];
     test_array x = array_of(a, MIXP_F32), z = array_of(b, MIXP_F32), to = array_of(y, MIXP_F32);
-    int i, op;
-    for (op = MIXP_BINARY_MAXIMUM; op <= MIXP_BINARY_MINIMUM; op++) {
+    for (int op = MIXP_BINARY_MAXIMUM; op <= MIXP_BINARY_MINIMUM; op++) {
         int most = op == MIXP_BINARY_MAXIMUM;
         CALL(binary(&X, args_binary((mixp_binary)op, 1, &n, to, x, &one, z, &one)));
         CHECK(y[0] == (most ? 2.0f : 1.0f) && y[1] == y[0] && y[4] == inf && y[6] == 0.0f);
@@ -643,7 +619,7 @@ static void extremes_body(void) {
             array_of(da, MIXP_F32), 0, array_of(dy, MIXP_F32), x, &one, z, &one)));
         CALL(binary_backward(&X, args_binary_backward((mixp_binary)op, 1, 1, &n,
             array_of(db, MIXP_F32), 0, array_of(dy, MIXP_F32), x, &one, z, &one)));
-        for (i = 0; i < 2; i++) CHECK(da[i] == ((i == 1) == most ? 8.0f : 0.0f) && da[i] + db[i] == 8.0f);
+        for (int i = 0; i < 2; i++) CHECK(da[i] == ((i == 1) == most ? 8.0f : 0.0f) && da[i] + db[i] == 8.0f);
         CHECK(da[4] == 4.0f && db[4] == 4.0f && da[6] == 4.0f && db[6] == 4.0f);
     }
 }
@@ -663,9 +639,7 @@ static void pairs_body(void) {
     };
     const int64_t n = 1, one = 1;
     float y, dy = 1.0f, d[2];
-    size_t i;
-    int which;
-    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         float a[1], b[1];
         const mixp_binary op = (mixp_binary)cases[i].op;
         test_array x, z, to = array_of(&y, MIXP_F32);
@@ -675,7 +649,7 @@ static void pairs_body(void) {
         z = array_of(b, MIXP_F32);
         CALL(binary(&X, args_binary(op, 1, &n, to, x, &one, z, &one)));
         expect(to, 0, (double)cases[i].y, 2e-7);
-        for (which = 0; which < 2; which++) {
+        for (int which = 0; which < 2; which++) {
             test_array grad = array_of(&d[which], MIXP_F32);
             CALL(binary_backward(&X, args_binary_backward(op, which, 1, &n, grad, 0, array_of(&dy, MIXP_F32),
                                                           x, &one, z, &one)));
@@ -691,11 +665,7 @@ static void adding_body(void) {
     test_array a = values(MIXP_BF16, n, 2.0), b = values(MIXP_F16, n, 2.0), y[2];
     mixp_unary_args u = *args_unary(MIXP_UNARY_SCALE, n, a, a, 0.5f);
     mixp_binary_args k = *args_binary(MIXP_BINARY_MUL, 1, &n, a, a, &one, b, &one);
-    mixp_convert_args c;
-    mixp_fill_args f;
-    int64_t i;
-    int t;
-    for (t = 0; t < 2; t++) {
+    for (int t = 0; t < 2; t++) {
         mixp_dtype dtype = t ? MIXP_F16 : MIXP_F32;
         double *old[2];
         y[0] = values(dtype, n, 1.0);
@@ -706,17 +676,17 @@ static void adding_body(void) {
         k.y = args_out(y[1], 1);
         CALL(unary(&X, &u));
         CALL(binary(&X, &k));
-        for (i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++) {
             double product = array_get(a, i) * array_get(b, i);
             expect(y[0], i, old[0][i] + 0.5 * array_get(a, i), 4.0 * EPS);
             expect(y[1], i, old[1][i] + product, 16.0 * EPS);
         }
-        c = *args_convert(y[0], a, n, NULL);
-        f = *args_fill(y[0], n, 1.0);
+        mixp_convert_args c = *args_convert(y[0], a, n, NULL);
+        mixp_fill_args f = *args_fill(y[0], n, 1.0);
         c.dst.accumulate = f.dst.accumulate = 1;
         CHECK_INT(K->convert(&X, &c), MIXP_ERR_ARGUMENT);
         CHECK_INT(K->fill(&X, &f), MIXP_ERR_ARGUMENT);
-        for (i = 0; i < 2; i++) {
+        for (int64_t i = 0; i < 2; i++) {
             finish(y[i], n);
             free(old[i]);
         }
@@ -736,9 +706,7 @@ static void reduce_body(void) {
             0, 5 },
         { 64, 3, 64 }, { 0, 3, 4 }, { 70, 1, 70 }, { 1, 20000, 16 }
     };
-    size_t c;
-    int64_t o, k, i;
-    for (c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         int64_t outer = cases[c][0], n = cases[c][1], inner = cases[c][2], all = outer * n * inner;
         int add = random_to(2);
         float factor = random_to(2) ? 1.0f : 0.37f;
@@ -747,14 +715,14 @@ static void reduce_body(void) {
         test_array dy = values(random_dtype(), outer * inner, 1.0), da = output(random_dtype(),
             all, add);
         double *old = doubles(y, outer * inner, add), *before = doubles(da, all, add);
-        for (i = 0; c % 2 && i < all; i++) array_set(a, i, fabs(array_get(a, i)));
+        for (int64_t i = 0; c % 2 && i < all; i++) array_set(a, i, fabs(array_get(a, i)));
             /* no cancelling */
         CALL(reduce(&X, args_reduce(outer, n, inner, y, add, a, factor)));
         CALL(reduce_backward(&X, args_reduce(outer, n, inner, da, add, dy, factor)));
-        for (o = 0; o < outer; o++)
-            for (i = 0; i < inner; i++) {
+        for (int64_t o = 0; o < outer; o++)
+            for (int64_t i = 0; i < inner; i++) {
                 double sum = 0.0, size = 0.0, want;
-                for (k = 0; k < n; k++) {
+                for (int64_t k = 0; k < n; k++) {
                     int64_t at = (o * n + k) * inner + i;
                     double v = array_get(a, at), d = array_get(dy, o * inner + i) * (double)factor;
                     sum += v;
@@ -777,12 +745,11 @@ static void test_reduce(void) { everywhere(reduce_body); }
 /* The exact product, rounded by the conversions of the formats' section. */
 static void dropout_body(void) {
     static const float ps[] = { 0.0f, 0.1f, 0.5f, 0.999f, 1.0f };
-    int c, j;
-    for (c = 0; c < SIZES + 5; c++) {
+    for (int c = 0; c < SIZES + 5; c++) {
         int64_t n = c < SIZES ? sizes[c] : 40000 + c, i, kept = 0;
         float p = ps[c % 5], factor = (float)random_value(), scale = p < 1.0f
             ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
-        for (j = 0; j < 2; j++) {
+        for (int j = 0; j < 2; j++) {
             int add = random_to(2), place = !add && random_to(2);
             test_array a = values(random_dtype(), n, 2.0), y = place ? a : output(random_dtype(),
                 n, add);
@@ -824,9 +791,8 @@ static double random_wanted(const mixp_random_args *k, int64_t i) {
 }
 
 static void random_body(void) {
-    int c, kind;
-    for (c = 0; c < SIZES + 2; c++)
-        for (kind = 0; kind < 3; kind++) {
+    for (int c = 0; c < SIZES + 2; c++)
+        for (int kind = 0; kind < 3; kind++) {
             int64_t n = c < SIZES ? sizes[c] : 40000 + c, i;
             test_array y = output(random_dtype(), n, 0);
             double grain = y.dtype == MIXP_F32 ? 1.2e-7 : y.dtype == MIXP_F16 ? 1.0 / 1024 : 1.0 / 128;
@@ -857,9 +823,8 @@ static const int columns[] = { 1, 2, 15, 16, 17, 65, 127, 128, 1024, 1025, 2500 
 
 static double row_lse(const double *x, int64_t n) {
     double max = x[0], sum = 0.0;
-    int64_t i;
-    for (i = 1; i < n; i++) if (x[i] > max) max = x[i];
-    for (i = 0; i < n; i++) sum += exp(x[i] - max);
+    for (int64_t i = 1; i < n; i++) if (x[i] > max) max = x[i];
+    for (int64_t i = 0; i < n; i++) sum += exp(x[i] - max);
     return max + log(sum);
 }
 
@@ -872,10 +837,8 @@ static int64_t sure_column(test_array y, int64_t at, int64_t cols, int log_of) {
 }
 
 static void softmax_body(void) {
-    int c, log_of;
-    int64_t i, j;
-    for (c = 0; c < COLUMNS; c++)
-        for (log_of = 0; log_of < 2; log_of++) {
+    for (int c = 0; c < COLUMNS; c++)
+        for (int log_of = 0; log_of < 2; log_of++) {
             int64_t cols = columns[c], rows = 1 + random_to(9) + (cols == 128 ? 300 : 0),
                 n = rows * cols;
             int place = random_to(2), add = random_to(2);
@@ -887,11 +850,11 @@ static void softmax_body(void) {
             CALL(softmax(&X, args_softmax(rows, cols, log_of, y, a)));
             old = doubles(da, n, add);
             CALL(softmax_backward(&X, args_softmax_backward(rows, cols, log_of, da, add, dy, y)));
-            for (i = 0; i < rows; i++) {
+            for (int64_t i = 0; i < rows; i++) {
                 double lse = row_lse(x + i * cols, cols), dot = 0.0, size = 0.0, from = 0.0;
                 const int64_t sure = sure_column(y, i * cols, cols, log_of);
                 if (sure >= 0 && !log_of) from = array_get(dy, sure);
-                for (j = 0; j < cols; j++) {
+                for (int64_t j = 0; j < cols; j++) {
                     double v = x[i * cols + j] - lse, t = array_get(dy, i * cols + j) - from;
                     expect(y, i * cols + j, log_of ? v : exp(v), EPS * (log_of ? 4.0 * (fabs(v) +
                         fabs(lse)) + 2.0 : (8.0 + 4.0 * fabs(v)) * exp(v)));
@@ -899,7 +862,7 @@ static void softmax_body(void) {
                     dot += t;
                     if (!log_of || i * cols + j != sure) size += fabs(t);
                 }
-                for (j = 0; j < cols; j++) {
+                for (int64_t j = 0; j < cols; j++) {
                     int64_t at = i * cols + j;
                     double g = array_get(dy, at) - from, v = array_get(y, at), want, by;
                     want = old[at] + (log_of ? g - exp(v) * dot : v * (g - dot));
@@ -987,20 +950,19 @@ static void check_norm(int64_t rows, int64_t cols, int rms, double offset) {
     test_array y = array_new(random_dtype(), rows * cols), mean = array_new(MIXP_F32, rows);
     test_array rstd = array_new(MIXP_F32, rows);
     double *x, *g, *b, *want, m, s;
-    int64_t r, i;
-    for (i = 0; i < rows * cols; i++) array_set(a, i, array_get(a, i) + offset);
+    for (int64_t i = 0; i < rows * cols; i++) array_set(a, i, array_get(a, i) + offset);
     x = doubles(a, rows * cols, 1);
     g = doubles(gamma, cols, gamma.data != NULL);
     b = doubles(beta, cols, beta.data != NULL);
     want = doubles(none, cols, 0);
     CALL(norm(&X, args_norm(rows, cols, rms, 1e-5f, y, a, gamma, beta, (float *)mean.data,
         (float *)rstd.data)));
-    for (r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         norm_row(x + r * cols, gamma.data ? g : NULL, beta.data && !rms ? b : NULL, cols, rms,
                  (double)1e-5f, want, &m, &s);
         if (!rms) expect(mean, r, m, 3.0 * EPS * (fabs(m) + 1.0));
         expect(rstd, r, s, EPS * s * (6.0 + 4.0 * s * fabs(m)));
-        for (i = 0; i < cols; i++)
+        for (int64_t i = 0; i < cols; i++)
             expect(y, r * cols + i, want[i], EPS * (8.0 + 4.0 * s * fabs(m)) * (fabs(g[i]) +
                 fabs(want[i]) + 1.0) * 2.0);
     }
@@ -1085,16 +1047,15 @@ static void check_add_norm(int64_t rows, int64_t cols, int rms) {
     test_array rstd = array_new(MIXP_F32, rows);
     double *g = doubles(gamma, cols, 1), *shift = doubles(beta, cols, 1), *x, m, s;
     double *want = doubles(none, cols, 0);
-    int64_t r, i;
     CALL(add_norm(&X, args_add_norm(args_norm(rows, cols, rms, 1e-5f, y, a, gamma, beta,
         (float *)mean.data, (float *)rstd.data), sum, b)));
-    for (i = 0; i < rows * cols; i++)
+    for (int64_t i = 0; i < rows * cols; i++)
         expect(sum, i, (double)((float)array_get(a, i) + (float)array_get(b, i)), 0.0);
     x = doubles(sum, rows * cols, 1);
-    for (r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         norm_row(x + r * cols, g, rms ? NULL : shift, cols, rms, (double)1e-5f, want, &m, &s);
         expect(rstd, r, s, EPS * s * (6.0 + 4.0 * s * fabs(m)));
-        for (i = 0; i < cols; i++)
+        for (int64_t i = 0; i < cols; i++)
             expect(y, r * cols + i, want[i], EPS * (8.0 + 4.0 * s * fabs(m)) *
                    (fabs(g[i]) + fabs(want[i]) + 1.0) * 2.0);
     }
@@ -1111,20 +1072,18 @@ static void check_norm_db(int64_t rows, int64_t cols, int add) {
     test_array dy = values(random_dtype(), rows * cols, 1.0);
     test_array da = output(MIXP_F32, rows * cols, add), db = array_new(random_dtype(), rows * cols);
     test_array mean = values(MIXP_F32, rows, 0.1), rstd = values(MIXP_F32, rows, 1.0);
-    int64_t i;
     CALL(norm_backward(&X, args_norm_db(args_norm_backward(rows, cols, 0, args_out(da, add),
         args_out(none, 0), args_out(none, 0), dy, a, none, (const float *)mean.data,
         (const float *)rstd.data), db)));
-    for (i = 0; i < rows * cols; i++) expect(db, i, array_get(da, i), 0.0);
+    for (int64_t i = 0; i < rows * cols; i++) expect(db, i, array_get(da, i), 0.0);
     finish(da, rows * cols);
     finish(db, rows * cols);
     array_free(a); array_free(dy); array_free(mean); array_free(rstd);
 }
 
 static void norm_body(void) {
-    int c, rms;
-    for (c = 0; c < COLUMNS; c++)
-        for (rms = 0; rms < 2; rms++) {
+    for (int c = 0; c < COLUMNS; c++)
+        for (int rms = 0; rms < 2; rms++) {
             int64_t rows = 1 + random_to(7) + (columns[c] == 128 ? 400 : 0);
             check_norm(rows, columns[c], rms, 0.0);
             if (columns[c] > 2) check_norm(rows, columns[c], rms, 100.0);
@@ -1162,9 +1121,8 @@ static void test_norm_slopes(void) {
 /* --- embedding --------------------------------------------------------------------------- */
 
 static void embedding_body(void) {
-    int c;
     int64_t i, j;
-    for (c = 0; c < COLUMNS + 2; c++) {
+    for (int c = 0; c < COLUMNS + 2; c++) {
         int64_t cols = c < COLUMNS ? columns[c] : 128, vocab = c < COLUMNS ? 1 + random_to(90) : 65;
         int64_t rows = c < COLUMNS ? random_to(60) : 768;
         int add = random_to(2);
@@ -1216,8 +1174,7 @@ static void test_embedding(void) { everywhere(embedding_body); }
 
 static double row_top(const double *x, int64_t n) {
     double top = x[0];
-    int64_t i;
-    for (i = 1; i < n; i++) if (x[i] > top) top = x[i];
+    for (int64_t i = 1; i < n; i++) if (x[i] > top) top = x[i];
     return top;
 }
 
@@ -1246,14 +1203,13 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
         dloss = array_new(random_dtype(), 1), d;
     double *x = doubles(a, rows * cols, 1), *old, sum = 0.0, count = 0.0;
     int32_t *t = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
-    int64_t r, j;
     if (!t) exit(2);
     array_set(dloss, 0, 1024.0);
-    for (r = 0; r < rows; r++) t[r] = random_to(100) < ignored
+    for (int64_t r = 0; r < rows; r++) t[r] = random_to(100) < ignored
         ? -100 : (int32_t)random_to((int)cols);
     CALL(cross_entropy(&X, args_cross_entropy(rows, cols, -100, (float *)loss.data,
         (float *)stats.data, (float *)counted.data, a, t)));
-    for (r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols);
         expect_stats(stats, r, x + r * cols, cols, t[r]);
         if (t[r] == -100) continue;
@@ -1267,10 +1223,10 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     old = doubles(d, rows * cols, add);
     CALL(cross_entropy_backward(&X, args_cross_entropy_backward(rows, cols, -100,
         args_out(d, add), dloss, a, t, (const float *)stats.data, (const float *)counted.data)));
-    for (r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols), top = row_top(x + r * cols, cols);
         double rest = row_rest(x + r * cols, cols, t[r]);
-        for (j = 0; j < cols; j++) {
+        for (int64_t j = 0; j < cols; j++) {
             int64_t at = r * cols + j;
             double p = j == t[r] ? -rest : exp(x[at] - l), want;
             double f = 1024.0 / (count > 0.0 ? count : 1.0);
@@ -1298,21 +1254,20 @@ static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int plac
     double *x = doubles(a, rows * cols, 1), sum = 0.0, count = 0.0, f;
     int32_t *t = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
     float scale = 1024.0f;
-    int64_t r, j;
     if (!t) exit(2);
-    for (r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         t[r] = random_to(100) < ignored ? -100 : (int32_t)random_to((int)cols);
         count += t[r] != -100;
     }
     CALL(cross_entropy_both(&X, args_cross_entropy_both(args_cross_entropy(rows, cols, -100,
         (float *)loss.data, (float *)stats.data, (float *)counted.data, a, t), d, &scale, 0.25f)));
     f = 256.0 / count;
-    for (r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols), top = row_top(x + r * cols, cols);
         double rest = row_rest(x + r * cols, cols, t[r]);
         expect_stats(stats, r, x + r * cols, cols, t[r]);
         if (t[r] != -100) sum += l - x[r * cols + t[r]];
-        for (j = 0; j < cols; j++) {
+        for (int64_t j = 0; j < cols; j++) {
             double v = x[r * cols + j], want = f * (j == t[r] ? -rest : exp(v - l));
             if (t[r] == -100) want = 0.0;
             expect(d, r * cols + j, want, EPS * (8.0 + 2.0 * (top - v) + 2.0 * fabs(log(rest +
@@ -1329,17 +1284,16 @@ static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int plac
 }
 
 static void entropy_body(void) {
-    int c, bad;
     float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, stats[6], loss = 7.0f, counted;
     int32_t t[2] = { 0, 0 };
-    for (c = 0; c < COLUMNS; c++) {
+    for (int c = 0; c < COLUMNS; c++) {
         check_entropy(1 + random_to(7), columns[c], 0);
         check_entropy(9 + random_to(7), columns[c], 40);
         check_entropy(3, columns[c], 100);
         check_entropy_both(2 + random_to(7), columns[c], 30, c % 2);
     }
     check_entropy(768, 65, 1);
-    for (bad = 0; bad < 2; bad++) {
+    for (int bad = 0; bad < 2; bad++) {
         t[1] = bad ? 3 : -1;
         CHECK_INT(K->cross_entropy(&X, args_cross_entropy(2, 3, -100, &loss, stats, &counted,
             array_of(logits, MIXP_F32), t)), MIXP_ERR_ARGUMENT);
@@ -1388,9 +1342,8 @@ static void check_loss(int kind, int64_t n, int hard) {
     test_array y = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1),
         d = output(random_dtype(), n, add);
     double *old = doubles(d, n, add), sum = 0.0, size = 0.0;
-    int64_t i;
     array_set(dloss, 0, 3.0);
-    for (i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         double v = fabs(array_get(t, i));
         array_set(t, i, hard ? v > 0.5 : v);
         if (kind == MIXP_LOSS_BCE) array_set(a, i, hard && i % 3
@@ -1404,7 +1357,7 @@ static void check_loss(int kind, int64_t n, int hard) {
     CALL(loss(&X, args_loss((mixp_loss_kind)kind, n, (float *)y.data, a, t)));
     expect(y, 0, sum / (double)n, 6.0 * EPS * size / (double)n);
     CALL(loss_backward(&X, args_loss_backward((mixp_loss_kind)kind, n, d, add, dloss, a, t)));
-    for (i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         double x = array_get(a, i), g = loss_slope(kind, x, array_get(t, i)) * 3.0 / (double)n;
         double c = kind == MIXP_LOSS_BCE_LOGITS ? 3.0 / (double)n * (hard ? fabs(g) : 1.0) : 0.0;
         expect(d, i, old[i] + g, EPS * (8.0 * fabs(g) + 8.0 * c + fabs(old[i] + g)) + 1e-44);
@@ -1418,10 +1371,9 @@ static void check_loss(int kind, int64_t n, int hard) {
 }
 
 static void loss_body(void) {
-    int kind, c;
     float y;
-    for (kind = 0; kind < MIXP_LOSS_COUNT; kind++) {
-        for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c],
+    for (int kind = 0; kind < MIXP_LOSS_COUNT; kind++) {
+        for (int c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c],
             1); }
         check_loss(kind, 100003, 0);
         CHECK_INT(K->loss(&X, args_loss((mixp_loss_kind)kind, 0, &y, array_of(&y, MIXP_F32),
@@ -1433,9 +1385,8 @@ static void loss_body(void) {
 static void test_loss(void) { everywhere(loss_body); }
 
 static void test_loss_slopes(void) {
-    int kind, i;
-    for (kind = 0; kind < MIXP_LOSS_COUNT; kind++)
-        for (i = 0; i < 100; i++) {
+    for (int kind = 0; kind < MIXP_LOSS_COUNT; kind++)
+        for (int i = 0; i < 100; i++) {
             double x = kind == MIXP_LOSS_BCE ? 0.5 + 0.45 * random_value() : 4.0 * random_value();
             double t = fabs(random_value()), h = 1e-6;
             CHECK_NEAR(loss_slope(kind, x, t), (loss_ref(kind, x + h, t) - loss_ref(kind, x - h,

@@ -42,23 +42,21 @@ static double silu_slope(double x) {
 static void check_packed(mixp_context *c, int rows, int half) {
     float x[17 * 6], y[17 * 3], slope[17 * 6], dy[17 * 3];
     int64_t shape[2], narrow[2];
-    mixp_tensor *in, *out, *weight;
-    int i, j;
     shape[0] = narrow[0] = rows;
     shape[1] = 2 * half;
     narrow[1] = half;
-    for (i = 0; i < rows * 2 * half; i++) x[i] = (float)(4 * random_value());
-    for (i = 0; i < rows * half; i++) dy[i] = (float)random_value();
+    for (int i = 0; i < rows * 2 * half; i++) x[i] = (float)(4 * random_value());
+    for (int i = 0; i < rows * half; i++) dy[i] = (float)random_value();
     CHECK_INT(mixp_step_begin(c), MIXP_OK);
-    in = mixp_input(c, MIXP_F32, 2, shape, x);
-    weight = mixp_input(c, MIXP_F32, 2, narrow, dy);
+    mixp_tensor *in = mixp_input(c, MIXP_F32, 2, shape, x);
+    mixp_tensor *weight = mixp_input(c, MIXP_F32, 2, narrow, dy);
     mixp_tensor_set_requires_grad(in, 1);
-    out = mixp_swiglu_packed(c, in);
+    mixp_tensor *out = mixp_swiglu_packed(c, in);
     CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_mul(c, out, weight), MIXP_ALL, 0)), MIXP_OK);
     mixp_read(out, y, MIXP_F32, rows * half);
     mixp_read(in->grad, slope, MIXP_F32, rows * 2 * half);
-    for (i = 0; i < rows; i++)
-        for (j = 0; j < half; j++) {
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < half; j++) {
             double gate = x[i * 2 * half + j], up = x[i * 2 * half + half + j];
             double d = dy[i * half + j];
             CHECK_NEAR(y[i * half + j], silu(gate) * up, 4e-6);
@@ -69,11 +67,10 @@ static void check_packed(mixp_context *c, int rows, int half) {
 
 static void swiglu_of_two_columns(void) {
     static const int rows[] = { 1, 2, 3, 15, 16, 17 };
-    int isa, i, half;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         mixp_context *c = context_on(isa);
-        for (i = 0; c && i < 6; i++)
-            for (half = 1; half < 4; half++) check_packed(c, rows[i], half);
+        for (int i = 0; c && i < 6; i++)
+            for (int half = 1; half < 4; half++) check_packed(c, rows[i], half);
         mixp_context_free(c);
     }
 }
@@ -86,8 +83,7 @@ static mixp_tensor *capped(mixp_context *c, mixp_tensor *x) {
 
 /* Values of every size, of both signs in turn. */
 static void fill(float *x) {
-    int i;
-    for (i = 0; i < MANY; i += 2) {
+    for (int i = 0; i < MANY; i += 2) {
         x[i] = (float)ldexp(1 + 0.5 * random_value(), random_to(20) - 15);
         x[i + 1] = -x[i];
     }
@@ -103,16 +99,15 @@ static double ulps(double got, double want)
 static void check_tanh(mixp_context *c, function f, double cap) {
     static float x[MANY], y[MANY], slope[MANY];
     double worst = 0, worst_slope = 0;
-    int i;
     fill(x);
     evaluate(c, f, MANY, x, y, slope);
-    for (i = 0; i < MANY; i++) {
+    for (int i = 0; i < MANY; i++) {
         double t = tanh(x[i] / cap), off = ulps(y[i], cap * t), s = 1 / cosh(x[i] / cap);
         if (off > worst) worst = off;
         off = fabs(slope[i] - s * s);
         if (off > worst_slope) worst_slope = off;
     }
-    for (i = 2; i < MANY; i += 2) {
+    for (int i = 2; i < MANY; i += 2) {
         CHECK_INT(f32_bits(y[i + 1]), f32_bits(-y[i]));
         CHECK_INT(f32_bits(slope[i + 1]), f32_bits(slope[i]));
     }
@@ -121,8 +116,7 @@ static void check_tanh(mixp_context *c, function f, double cap) {
 }
 
 static void tanh_is_odd_and_near(void) {
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         mixp_context *c = context_on(isa);
         if (!c) continue;
         check_tanh(c, mixp_tanh, 1);
@@ -135,10 +129,9 @@ static void tanh_is_odd_and_near(void) {
 static void same_bits(function f) {
     static float x[MANY], y[2][MANY], slope[2][MANY];
     mixp_context *plain = context_on(MIXP_ISA_SCALAR);
-    int isa;
     fill(x);
     evaluate(plain, f, MANY, x, y[0], slope[0]);
-    for (isa = 1; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 1; isa < MIXP_ISA_COUNT; isa++) {
         mixp_context *c = context_on(isa);
         if (!c) continue;
         evaluate(c, f, MANY, x, y[1], slope[1]);
@@ -162,42 +155,37 @@ static int32_t target_of[ROWS];
 
 /* The offset is in the numbers, so each f32 here is exact; only what is done with it may err. */
 static void fill_logits(int columns, double offset, double spread) {
-    int i;
-    for (i = 0; i < ROWS * columns; i++) logits[i] = (float)(offset + spread * random_value());
-    for (i = 0; i < ROWS; i++) target_of[i] = (int32_t)random_to(columns);
+    for (int i = 0; i < ROWS * columns; i++) logits[i] = (float)(offset + spread * random_value());
+    for (int i = 0; i < ROWS; i++) target_of[i] = (int32_t)random_to(columns);
 }
 
 static double top_of(const float *row, int columns) {
     double top = row[0];
-    int i;
-    for (i = 1; i < columns; i++) if (row[i] > top) top = row[i];
+    for (int i = 1; i < columns; i++) if (row[i] > top) top = row[i];
     return top;
 }
 
 /* The sum of exp(x - top) in f32: sixteen sums, then these. */
 static float torch_sum(const float *x, int columns, float top) {
     float part[16] = { 0 }, sum = 0;
-    int j;
-    for (j = 0; j < columns; j++) part[j % 16] += expf(x[j] - top);
-    for (j = 0; j < 16; j++) sum += part[j];
+    for (int j = 0; j < columns; j++) part[j % 16] += expf(x[j] - top);
+    for (int j = 0; j < 16; j++) sum += part[j];
     return sum;
 }
 
 /* The gradient's mean squared error in f32 by PyTorch's order, exp((x - top) - log sum). */
 static double torch_error(int columns) {
     double squares = 0;
-    int r, j;
-    for (r = 0; r < ROWS; r++) {
+    for (int r = 0; r < ROWS; r++) {
         const float *x = logits + r * columns, top = (float)top_of(x, columns);
         double sum = 0;
-        float log_sum, low, p;
-        for (j = 0; j < columns; j++) sum += exp((double)x[j] - (double)top);
-        log_sum = logf(torch_sum(x, columns, top));
-        for (j = 0; j < columns; j++) {
+        for (int j = 0; j < columns; j++) sum += exp((double)x[j] - (double)top);
+        float log_sum = logf(torch_sum(x, columns, top));
+        for (int j = 0; j < columns; j++) {
             double want = exp((double)x[j] - (double)top) / sum, hot = j == target_of[r];
-            low = x[j] - top;
+            float low = x[j] - top;
             low -= log_sum;
-            p = expf(low) - (float)hot;
+            float p = expf(low) - (float)hot;
             squares += ((double)p - (want - hot)) * ((double)p - (want - hot));
         }
     }
@@ -206,12 +194,11 @@ static double torch_error(int columns) {
 
 static double gradient_error(const float *slope, int columns) {
     double squares = 0;
-    int r, j;
-    for (r = 0; r < ROWS; r++) {
+    for (int r = 0; r < ROWS; r++) {
         const float *x = logits + r * columns;
         double top = top_of(x, columns), sum = 0;
-        for (j = 0; j < columns; j++) sum += exp(x[j] - top);
-        for (j = 0; j < columns; j++) {
+        for (int j = 0; j < columns; j++) sum += exp(x[j] - top);
+        for (int j = 0; j < columns; j++) {
             double want = exp(x[j] - top) / sum - (j == target_of[r]);
             double off = (double)slope[r * columns + j] * ROWS - want;
             squares += off * off;
@@ -226,7 +213,6 @@ static void entropy_slope(mixp_context *c, int way, int columns, float *slope) {
     mixp_scaler *scaler = way == 1 ? mixp_scaler_new(c, NULL) : NULL;
     mixp_tensor *x, *targets, *loss, *ones = NULL;
     static float one[MOST_COLUMNS * 65];
-    int i;
     shape[0] = ROWS;
     shape[1] = square[0] = square[1] = columns;
     CHECK_INT(mixp_step_begin(c), MIXP_OK);
@@ -235,7 +221,7 @@ static void entropy_slope(mixp_context *c, int way, int columns, float *slope) {
     mixp_tensor_set_requires_grad(x, 1);
     if (way == 2) {
         memset(one, 0, sizeof one);
-        for (i = 0; i < columns; i++) one[i * columns + i] = 1;
+        for (int i = 0; i < columns; i++) one[i * columns + i] = 1;
         ones = mixp_input(c, MIXP_F32, 2, square, one);
         loss = mixp_linear_cross_entropy(c, x, ones, targets, MIXP_IGNORE, 7);
     } else if (way == 1) {
@@ -245,22 +231,20 @@ static void entropy_slope(mixp_context *c, int way, int columns, float *slope) {
     }
     CHECK_INT(mixp_backward(c, loss), MIXP_OK);
     CHECK_INT(mixp_read(x->grad, slope, MIXP_F32, (int64_t)ROWS * columns), MIXP_OK);
-    for (i = 0; scaler && i < ROWS * columns; i++)      /* a power of two: exact */
+    for (int i = 0; scaler && i < ROWS * columns; i++)      /* a power of two: exact */
         slope[i] /= mixp_scaler_loss_scale(scaler);
 }
 
 static void check_offset(int columns, double offset, double spread) {
     static float slope[2][ROWS * MOST_COLUMNS];
-    double theirs, ours;
-    int isa, way;
     fill_logits(columns, offset, spread);
-    theirs = torch_error(columns);
-    for (way = 0; way < 3; way++)
-        for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    double theirs = torch_error(columns);
+    for (int way = 0; way < 3; way++)
+        for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
             mixp_context *c = way == 2 && columns > 250 ? NULL : context_on(isa);
             if (!c) continue;
             entropy_slope(c, way, columns, slope[1]);
-            ours = gradient_error(slope[1], columns);
+            double ours = gradient_error(slope[1], columns);
             if (!(ours <= 1.1 * theirs)) {
                 test_bad++;
                 TEST_SHOW("%d columns + %g, way %d, set %d: %.2f of PyTorch's error", columns,
@@ -274,8 +258,7 @@ static void check_offset(int columns, double offset, double spread) {
 
 static void entropy_with_an_offset(void) {
     static const double offsets[] = { 0, 100, -100, 1e4, -3e6 };
-    int i;
-    for (i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++) {
         check_offset(7, offsets[i], 3);
         check_offset(65, offsets[i], 15);
         check_offset(250, offsets[i], 1);
@@ -295,49 +278,43 @@ static mixp_tensor *three_clamps(mixp_context *c, mixp_tensor *x) {
 static void check_clamps(mixp_context *c) {
     static const float want[] = { 100, 100, 111, 10, 10, 10, 100, 0 };
     float x[8] = { -2, -1, 0, 1, 2, 0, 0, 0 }, y[8], slope[8];
-    int i;
     x[5] = HUGE_VALF;
     x[6] = -HUGE_VALF;
     x[7] = bits_f32(0x7FC00000u);
     evaluate(c, three_clamps, 8, x, y, slope);
-    for (i = 0; i < 8; i++) CHECK(slope[i] == want[i]);
+    for (int i = 0; i < 8; i++) CHECK(slope[i] == want[i]);
 }
 
 typedef mixp_tensor *(*of_two)(mixp_context *c, mixp_tensor *a, mixp_tensor *b);
 static void check_pair(mixp_context *c, of_two f, const float *want_a, const float *want_b) {
     float x[2][5] = { { 0, 1, 0, 0, 1 }, { 1, 0, 0, 0, 0 } }, slope[2][5];
     int64_t shape[1] = { 5 };
-    mixp_tensor *a, *b;
-    int i;
     x[0][0] = x[0][2] = x[1][1] = x[1][2] = bits_f32(0x7FC00000u);
     x[0][3] = x[1][3] = HUGE_VALF;
     CHECK_INT(mixp_step_begin(c), MIXP_OK);
-    a = mixp_input(c, MIXP_F32, 1, shape, x[0]);
-    b = mixp_input(c, MIXP_F32, 1, shape, x[1]);
+    mixp_tensor *a = mixp_input(c, MIXP_F32, 1, shape, x[0]);
+    mixp_tensor *b = mixp_input(c, MIXP_F32, 1, shape, x[1]);
     mixp_tensor_set_requires_grad(a, 1);
     mixp_tensor_set_requires_grad(b, 1);
     CHECK_INT(mixp_backward(c, mixp_sum(c, f(c, a, b), MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(a->grad, slope[0], MIXP_F32, 5), MIXP_OK);
     CHECK_INT(mixp_read(b->grad, slope[1], MIXP_F32, 5), MIXP_OK);
-    for (i = 0; i < 5; i++) CHECK(slope[0][i] == want_a[i] && slope[1][i] == want_b[i]);
+    for (int i = 0; i < 5; i++) CHECK(slope[0][i] == want_a[i] && slope[1][i] == want_b[i]);
 }
 
 static void check_kl(mixp_context *c, float x, float target, int is_number) {
     int64_t shape[2] = { 1, 1 };
-    mixp_tensor *in;
-    float loss;
     CHECK_INT(mixp_step_begin(c), MIXP_OK);
-    in = mixp_input(c, MIXP_F32, 2, shape, &x);
+    mixp_tensor *in = mixp_input(c, MIXP_F32, 2, shape, &x);
     mixp_tensor_set_requires_grad(in, 1);
     in = mixp_kl_div(c, in, mixp_input(c, MIXP_F32, 2, shape, &target), 0);
-    loss = (float)mixp_item(in);
+    float loss = (float)mixp_item(in);
     CHECK_INT((f32_bits(loss) << 1) <= 0xFF000000u, is_number);
 }
 
 static void edges_are_as_in_torch(void) {
     static const float first[] = { 1, 1, 1, 0.5f, 1 }, second[] = { 1, 1, 1, 0.5f, 0 };
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         mixp_context *c = context_on(isa);
         if (!c) continue;
         check_clamps(c);
@@ -362,8 +339,7 @@ static void attend_covered(mixp_context *c, const covered *p, float *out) {
     float mask[8] = { 0 };
     mixp_attention_desc desc;
     mixp_tensor *in[3], *y;
-    int i;
-    for (i = p->keys; i < p->t * p->keys; i++) mask[i] = p->number;
+    for (int i = p->keys; i < p->t * p->keys; i++) mask[i] = p->number;
     memset(&desc, 0, sizeof desc);
     desc.heads = 1;
     CHECK_INT(mixp_step_begin(c), MIXP_OK);
@@ -371,7 +347,7 @@ static void attend_covered(mixp_context *c, const covered *p, float *out) {
     in[1] = mixp_input(c, MIXP_F32, 3, keys, p->k);
     in[2] = mixp_input(c, MIXP_F32, 3, keys, p->v);
     desc.mask = mixp_input(c, MIXP_F32, 2, scores, mask);
-    for (i = 0; i < 3; i++) mixp_tensor_set_requires_grad(in[i], 1);
+    for (int i = 0; i < 3; i++) mixp_tensor_set_requires_grad(in[i], 1);
     y = mixp_attention_apply(c, in[0], in[1], in[2], &desc);
     CHECK_INT(mixp_read(y, out, MIXP_F32, 4), MIXP_OK);
     y = mixp_mul(c, y, mixp_input(c, MIXP_F32, 3, queries, p->dy));
@@ -394,14 +370,13 @@ static void covered_queries_are_as_in_torch(void) {
     covered p = { 2, 4, { 1, -0.5f, 0.25f, 2 }, { 0.5f, 1, -1, 0.25f, 2, -0.5f, 0.75f, 0.75f },
                   { 1, 2, -1, 0.5f, 0.25f, -2, 3, 1 }, { 1, -1, 0.5f, 2 }, -1e9f };
     float got[24];
-    int isa, again, i;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         mixp_context *c = context_on(isa);
         if (!c) continue;
-        for (again = 0; again < 2; again++) {
+        for (int again = 0; again < 2; again++) {
             p.number = again ? -3.40282347e38f : -1e9f;
             attend_covered(c, &p, got);
-            for (i = 0; i < 24; i++) CHECK_NEAR(got[i], want[i], 2e-6);
+            for (int i = 0; i < 24; i++) CHECK_NEAR(got[i], want[i], 2e-6);
         }
         mixp_context_free(c);
     }
@@ -415,8 +390,7 @@ static void check_limits(mixp_context *c, mixp_tensor *(*f)(mixp_context *, mixp
 }
 
 static void slopes_at_inf_are_limits(void) {
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         mixp_context *c = context_on(isa);
         if (!c) continue;
         check_limits(c, mixp_gelu);

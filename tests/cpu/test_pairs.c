@@ -15,11 +15,10 @@ static float widened(int pairs, uint32_t code) {
 /* One row of 16 columns, as mixpi_pairs_answer asks for, with step(a, b, c) for each pair: a[0],
  * b[0] of k and a[1], b[1] of k+1. */
 static void pairs_tile(const mixpi_tile *t, float (*step)(const float *a, const float *b, float c)) {
-    int64_t p;
     int     j, first = MIXPI_ARM ? 0 : 16;
     for (j = 0; j < 16; j++) {
         float sum = 0.0f;
-        for (p = 0; p < t->depth; p++) {
+        for (int64_t p = 0; p < t->depth; p++) {
             uint32_t u = mixp_bits_of_f32(t->a[p * t->a_step]);
             uint32_t v = mixp_bits_of_f32(t->b[p * t->b_step + j]);
             float    a[2], b[2];

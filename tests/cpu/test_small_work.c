@@ -31,10 +31,9 @@ static int count_regions(mixp_context *ctx) {
 /* Parallel regions of a few steps; -1: this build has no threads. */
 static int regions_of(int64_t width, int64_t batch) {
     small_net net;
-    int step, counted;
     small_net_init(&net, THREADS, width, batch);
-    counted = count_regions(net.ctx);
-    for (step = 0; step < STEPS; step++) small_net_step(&net);
+    int counted = count_regions(net.ctx);
+    for (int step = 0; step < STEPS; step++) small_net_step(&net);
     CHECK_INT(mixp_context_error(net.ctx, NULL), MIXP_OK);
     CHECK(net.loss > 0);
     small_net_free(&net);
@@ -43,9 +42,8 @@ static int regions_of(int64_t width, int64_t batch) {
 
 static void small_steps_stay_in_their_thread(void) {
     static const int64_t batches[] = { 1, 16, 64, 128 };
-    int i;
     if (regions_of(64, 1) < 0) SKIP("built without threads");
-    for (i = 0; i < 4; i++) CHECK_INT(regions_of(64, batches[i]), 0);
+    for (int i = 0; i < 4; i++) CHECK_INT(regions_of(64, batches[i]), 0);
 }
 
 static void large_steps_are_shared(void) {
@@ -57,10 +55,9 @@ enum { WIDTH = 96, BATCH = 80, ATTENDED = 2 * 24 * 96, MOST = 96 * 96 };
 
 static void train(float *weights, int threads, int share) {
     small_net net;
-    int step;
     small_net_init(&net, threads, WIDTH, BATCH);
     if (share) share_all_work(net.ctx);
-    for (step = 0; step < STEPS; step++) small_net_step(&net);
+    for (int step = 0; step < STEPS; step++) small_net_step(&net);
     mixp_read(net.w[1], weights, MIXP_F32, WIDTH * WIDTH);
     small_net_free(&net);
 }
@@ -69,16 +66,14 @@ static void train(float *weights, int threads, int share) {
 static void attend(float *gradient, int threads, int share) {
     static const int64_t shape[] = { 2, 24, 96 };
     mixp_context_desc desc;
-    mixp_context *ctx;
-    mixp_tensor *qkv, *y;
     memset(&desc, 0, sizeof desc);
     desc.threads = threads;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     if (share) share_all_work(ctx);
-    qkv = mixp_param(ctx, "qkv", MIXP_F32, 3, shape);
+    mixp_tensor *qkv = mixp_param(ctx, "qkv", MIXP_F32, 3, shape);
     mixp_init_normal(qkv, 0, 1);
     mixp_step_begin(ctx);
-    y = mixp_attention(ctx, qkv, 4, 1, 0);
+    mixp_tensor *y = mixp_attention(ctx, qkv, 4, 1, 0);
     y = mixp_softmax(ctx, mixp_layer_norm(ctx, y, NULL, NULL, 1e-5f));
     mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0));
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);

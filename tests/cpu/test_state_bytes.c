@@ -23,13 +23,12 @@ static float weight_of(const states *s, int i) {
     return mixpi_master_from_8(s->weight[i], ((const uint8_t *)s->rest)[i]);
 }
 static void put_weight(states *s, int i, float x, uint32_t random) {
-    mixpi_master_parts parts;
     if (master_dtype == MIXP_F32) {
         s->master[i] = x;
         s->weight[i] = mixp_bf16_from_f32(x).bits;
         return;
     }
-    parts = master_dtype == MIXP_BF16 ? mixpi_master_to_16(x) : mixpi_master_to_8(x, random);
+    mixpi_master_parts parts = master_dtype == MIXP_BF16 ? mixpi_master_to_16(x) : mixpi_master_to_8(x, random);
     s->weight[i] = (uint16_t)parts.weight;
     if (master_dtype == MIXP_BF16) s->rest[i] = (uint16_t)parts.rest;
     else ((uint8_t *)s->rest)[i] = (uint8_t)parts.rest;
@@ -40,8 +39,7 @@ static void block_expected(states *s, int block, const mixp_step_scalars *u, uin
     float m[MIXP_STATE_BLOCK], root[MIXP_STATE_BLOCK];
     const int first = block * MIXP_STATE_BLOCK;
     uint32_t m_top = 0, v_top = 0, size;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k++) {
         const int i = first + k;
         const uint32_t word = mixpi_state_random(key, (uint64_t)i);
         float p = weight_of(s, i), v = mixpi_state_v_value(s->v[i], s->v_scale[block]);
@@ -56,7 +54,7 @@ static void block_expected(states *s, int block, const mixp_step_scalars *u, uin
     }
     s->m_scale[block] = (uint8_t)mixpi_state_scale_m(m_top);
     s->v_scale[block] = (uint8_t)mixpi_state_scale_v(v_top);
-    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k++) {
         const uint32_t word = mixpi_state_random(key, (uint64_t)(first + k));
         s->m[first + k] =
             (uint8_t)mixpi_state_m(m[k], s->m_scale[block], mixpi_random_m(word));
@@ -139,9 +137,8 @@ static int differ(const states *a, const states *b) {
  * addition weights that are NaN or Inf, one a second moment that becomes Inf, and one no gradient.
  * special: codes of NaN and Inf. */
 static void fill(states *s, uint32_t m_scale, uint32_t v_scale, int special) {
-    int i;
     memset(s, 0, sizeof *s);
-    for (i = 0; i < N; i++) {
+    for (int i = 0; i < N; i++) {
         const int kind = i / MIXP_STATE_BLOCK % 4;
         const uint32_t m = (uint32_t)(i * 37 + i / 256) & 255u, v = (uint32_t)(i * 91) & 255u;
         float p = (float)ldexp(random_value(), random_to(40) - 30);

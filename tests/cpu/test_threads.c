@@ -54,11 +54,10 @@ enum { COUNTS = sizeof counts / sizeof *counts };
 /* Its work is shared however small. */
 static mixp_context *context_with(int threads) {
     mixp_context_desc d;
-    mixp_context *ctx;
     memset(&d, 0, sizeof d);
     d.threads = threads;
     d.seed = 7;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     share_all_work(ctx);
     return ctx;
 }
@@ -111,13 +110,12 @@ static void train(mixp_context *ctx, float *result) {
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *loss = NULL;
     mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 1, b_shape);
     static float x[ROWS * WIDTH];
-    int i, step;
-    for (i = 0; i < ROWS * WIDTH; i++) x[i] = (float)(i * 37 % 101 - 50) / 40;
+    for (int i = 0; i < ROWS * WIDTH; i++) x[i] = (float)(i * 37 % 101 - 50) / 40;
     mixp_init_normal(w, 0, 0.1);
     mixp_fill(b, 0);
     mixp_optimizer_add(opt, w, NULL);
     mixp_optimizer_add(opt, b, NULL);
-    for (step = 0; step < 3; step++) {
+    for (int step = 0; step < 3; step++) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         MIXP_AUTOCAST(ctx, step % 2 ? MIXP_BF16 : MIXP_F16) {
@@ -152,10 +150,9 @@ static int same_as_alone(int threads) {
 }
 
 static void same_bits_at_any_count(void) {
-    int c;
     train_alone();
     CHECK(alone[0] != 0 && alone[BYTES - 1] > 0);
-    for (c = 1; c < COUNTS; c++) CHECK(same_as_alone(counts[c]));
+    for (int c = 1; c < COUNTS; c++) CHECK(same_as_alone(counts[c]));
 }
 
 static void fewer_threads_than_asked(void) {
@@ -204,10 +201,9 @@ static void mask_limits_the_default(void) {
     unsigned char all[1024], one[1024];
     const int cores = threads_of(0);
     int core = 0;
-    long bytes;
     memset(all, 0, sizeof all);
     memset(one, 0, sizeof one);
-    bytes = syscall(SYS_sched_getaffinity, 0L, sizeof all, all);
+    long bytes = syscall(SYS_sched_getaffinity, 0L, sizeof all, all);
     CHECK(bytes > 0);
     while (!(all[core / 8] >> core % 8 & 1)) core++;
     one[core / 8] = (unsigned char)(1 << core % 8);
@@ -226,9 +222,8 @@ static void *count_beside(void *arg) {
     mixp_context *ctx = context_with(3);
     const mixp_exec *x = mixp_context_exec(ctx);
     tally *t = (tally *)arg;
-    int round;
     t->threads = x->threads;
-    for (round = 0; round < 200; round++) x->parallel(x->user, TASKS, count_task, t);
+    for (int round = 0; round < 200; round++) x->parallel(x->user, TASKS, count_task, t);
     mixp_context_free(ctx);
     return NULL;
 }
@@ -274,14 +269,12 @@ enum { THREADS_AFTER_FORK = 1 };
 static void goes_on_after_fork(void) {
     static float of_child[BYTES];
     int ends[2], status = -1;
-    mixp_context *ctx;
-    pid_t child;
     if (!THREADS_AFTER_FORK) SKIP("neither the thread sanitizer nor an emulator knows threads after a fork");
-    ctx = context_with(4);
+    mixp_context *ctx = context_with(4);
     CHECK(each_once(ctx, TASKS));
     CHECK_INT(pipe(ends), 0);
     fflush(stdout);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         train(ctx, got);
         mixp_context_free(ctx);

@@ -61,20 +61,18 @@ static mixp_result backward(const mixp_kernels *table, const Case &c, const Arra
 }
 /* Both tables, as BOTH does. */
 static void both_forward(const Case &c, const Arrays &a) {
-    mixp_result gpu;
     scratch_requests = 0;
     on_gpu = 1;
-    gpu = forward(gpu_kernels, c, a);
+    mixp_result gpu = forward(gpu_kernels, c, a);
     CHECK_INT(scratch_requests, 0);
     CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
     on_gpu = 0;
     CHECK_INT(gpu, forward(cpu_kernels, c, a));
 }
 static void both_backward(const Case &c, const Arrays &a) {
-    mixp_result gpu;
     scratch_requests = 0;
     on_gpu = 1;
-    gpu = backward(gpu_kernels, c, a);
+    mixp_result gpu = backward(gpu_kernels, c, a);
     CHECK(scratch_requests <= 1);
     CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
     on_gpu = 0;
@@ -332,7 +330,6 @@ static void test_large(void) { in_all_schedules(large_body); }
 static void refuses_body(void) {
     Case c = case_of(MIXP_F16, 2, 320, 0), none, one;
     Arrays a = arrays_of(c);
-    mixp_attention_args bad;
     c.scale = 1.0;
     on_gpu = 1;
     CHECK_INT(forward(gpu_kernels, c, a), MIXP_ERR_SHAPE);
@@ -348,7 +345,7 @@ static void refuses_body(void) {
     one = c;
     one.t = 1;
     for (on_gpu = 0; on_gpu < 2; on_gpu++) {
-        bad = forward_of(one, a);
+        mixp_attention_args bad = forward_of(one, a);
         bad.q.dtype = MIXP_I64;
         CHECK_INT((on_gpu ? gpu_kernels : cpu_kernels)->attention(X, &bad), MIXP_ERR_DTYPE);
     }

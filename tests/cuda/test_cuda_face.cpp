@@ -264,11 +264,10 @@ static void has_moved(const Moved *m, double w, double v) {
 /* Graphs and ordinary steps in turn, with gradients of other parameters: each moves its own. */
 static void test_each_graph_has_its_parameters(void) {
     Moved m = moved_open(MIXP_F32, 0.125);
-    mixp_graph *of_w, *of_v;
     move(&m, m.v);
     move(&m, m.w);
-    of_w = recorded(&m, m.w);
-    of_v = recorded(&m, m.v);
+    mixp_graph *of_w = recorded(&m, m.w);
+    mixp_graph *of_v = recorded(&m, m.v);
     has_moved(&m, 1, 1);
     move(&m, m.v);
     CHECK_INT(mixp_replay(of_w), MIXP_OK);

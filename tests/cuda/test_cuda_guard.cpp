@@ -348,12 +348,11 @@ static void bad_data_lowers_the_scale(void) {
 static void a_late_fallback_finds_a_lower_scale(void) {
     for (int before = 5; before < 12; before++) {
         Net n = net_open(gpu());
-        int64_t skipped;
         CHECK_INT(mixp_guard_start(n.ctx, NULL), MIXP_OK);
         for (int i = 0; i < before; i++) net_step(n, 0);
         for (int i = 0; i < ROWS * WIDTH; i++) n.x[i] *= 4000.0f;
         for (int i = 0; i < 12; i++) net_step(n, 0);
-        skipped = mixp_scaler_verdict(n.scaler).skipped;
+        int64_t skipped = mixp_scaler_verdict(n.scaler).skipped;
         CHECK_INT(skipped, 3);
         CHECK_NEAR(mixp_scaler_loss_scale(n.scaler), 8.0, 0);
         CHECK_INT(site_of(n, "proj.w: linear").fallen, 1);
@@ -366,14 +365,13 @@ static void a_late_fallback_finds_a_lower_scale(void) {
 static void graphs(void) {
     Net n = net_open(gpu());
     mixp_guard_desc d;
-    mixp_graph *graph;
     memset((void *)&d, 0, sizeof d);
     d.every = 5;
     CHECK_INT(mixp_guard_start(n.ctx, &d), MIXP_OK);
     for (int i = 0; i < 3; i++) net_step(n, 0);
     CHECK_INT(mixp_capture_begin(n.ctx), MIXP_OK);
     net_step(n, 0);
-    graph = mixp_capture_end(n.ctx);
+    mixp_graph *graph = mixp_capture_end(n.ctx);
     CHECK(graph != NULL);
     if (!graph) { net_close(n); return; }
     CHECK_INT(mixp_graph_stale(graph), 0);
@@ -492,21 +490,19 @@ static void check_counts(const mixp_exponents *counted, mixp_context *ctx) {
 static void rows_grow(void) {
     Net n = net_open(gpu());
     mixp_guard_desc d;
-    mixp_graph *graph;
     mixp_site_info s;
-    mixp_exponents *counted;
     double before = 1.0, after = 1.0;
     int link = 0;
     memset((void *)&d, 0, sizeof d);
     d.every = 1;
     CHECK_INT(mixp_guard_start(n.ctx, &d), MIXP_OK);
-    counted = mixp_exponents_new(n.ctx);
+    mixp_exponents *counted = mixp_exponents_new(n.ctx);
     CHECK(counted != NULL);
     chain_step(n, 5);
     chain_step(n, 20);
     CHECK_INT(mixp_capture_begin(n.ctx), MIXP_OK);
     chain_step(n, 40);
-    graph = mixp_capture_end(n.ctx);
+    mixp_graph *graph = mixp_capture_end(n.ctx);
     CHECK(graph != NULL);
     if (graph) CHECK_INT(mixp_replay(graph), MIXP_OK);
     for (int i = 0; i < 70; i++)        /* a window of 64 steps without an update ends */

@@ -374,7 +374,6 @@ static void guarded_advance_body(void) {
     scaler.set(scaler_state(16777216.0f));
     for (int i = 0; i < 120; i++) {
         mixp_scaler_state s = scaler.cpu;
-        mixp_advance_args k;
         mixp_look look;
         const int bad = i % 7 < i / 7 % 6 + 1;
         memset((void *)&look, 0, sizeof look);
@@ -390,7 +389,7 @@ static void guarded_advance_body(void) {
         s.loss_bad = i % 31 == 30;
         if (i % 14 == 0) s.scale = 16777216.0f;
         scaler.set(s);
-        k = *args_advance(&rule, scaler.at());
+        mixp_advance_args k = *args_advance(&rule, scaler.at());
         k.forgives = 1;
         k.falls = i / 40;
         on_gpu = 1; k.scaler = scaler.at(); k.narrow = i % 5 ? AT(const mixp_look, seen) : NULL;
@@ -618,7 +617,6 @@ static void captured_body(void) {
     Step step;
     Scaler scaler;
     void *graph = NULL;
-    long waits;
     CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
     step.set(step_state());
     scaler.set(scaler_state(64.0f));
@@ -626,7 +624,7 @@ static void captured_body(void) {
     WAIT();
     gpu_exec.scratch = [](void *, size_t) { return scratch_memory[1]; };
     CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);
-    waits = cudasim::count.waits;
+    long waits = cudasim::count.waits;
     on_gpu = 1;
     GPU_SAYS(grad_stats(X, args_grad_stats(rows_of(t), t.count, &scaler.at()->scale, 0,
             step.at(), &p, scaler.at())),

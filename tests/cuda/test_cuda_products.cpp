@@ -418,9 +418,8 @@ static void step_open(Step *s, int epilogues, const char *choices) {
 static mixp_tensor *step_once(Step *s, mixp_dtype dtype, mixp_tensor **y) {
     int64_t shape[2] = { ROWS, WIDTH };
     mixp_context *c = s->ctx;
-    mixp_tensor *x;
     mixp_step_begin(c);
-    x = mixp_input(c, MIXP_F32, 2, shape, s->x);
+    mixp_tensor *x = mixp_input(c, MIXP_F32, 2, shape, s->x);
     mixp_tensor_set_requires_grad(x, 1);
     MIXP_AUTOCAST(c, dtype)
         *y = mixp_mlp(c, x, s->w[0], s->w[1], s->w[2], s->w[3]);
@@ -550,11 +549,10 @@ static char choices[8192];
 
 /* The choices of a context that has taken a step, its heuristic offering algorithm `first` first. */
 static size_t choices_of(int first, Step *s) {
-    size_t bytes;
     cudasim::first_algorithm = first;
     step_open(s, 0, NULL);
     step_run(s, MIXP_F16, 1);                   /* cuBLASLt multiplies bf16 from 8.0 on */
-    bytes = mixp_context_gemm_choices(s->ctx, choices, sizeof choices);
+    size_t bytes = mixp_context_gemm_choices(s->ctx, choices, sizeof choices);
     CHECK(bytes > 200 && bytes == strlen(choices) + 1);
     CHECK_INT(mixp_context_gemm_choices(s->ctx, NULL, 0), bytes);
     step_close(s);
@@ -566,10 +564,9 @@ static size_t choices_of(int first, Step *s) {
 static void test_choices(void) {
     static Step first, second;
     static char again[8192];
-    long asked;
     choices_of(1, &first);
     step_open(&second, 0, choices);
-    asked = cudasim::count.heuristics;
+    long asked = cudasim::count.heuristics;
     cudasim::count.algorithm = -1;
     step_run(&second, MIXP_F16, 1);
     CHECK_INT(cudasim::count.heuristics, asked);

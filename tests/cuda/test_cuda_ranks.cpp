@@ -317,9 +317,7 @@ static mixp_ranks_desc world_of_two(World *w) {
 static void steps_of(mixp_dtype dtype, mixp_ranks_mean mean) {
     World w;
     mixp_ranks_desc ranks = world_of_two(&w);
-    mixp_graph *graph;
     cudasim::Count before = cudasim::count;
-    mixp_verdict v;
     Net a, b;
     ranks.mean = mean;
     net_open(&a, NULL, dtype);
@@ -335,7 +333,7 @@ static void steps_of(mixp_dtype dtype, mixp_ranks_mean mean) {
     net_same(&a, &b);
     CHECK_INT(mixp_capture_begin(b.ctx), MIXP_OK);
     net_train(&b);
-    graph = mixp_capture_end(b.ctx);
+    mixp_graph *graph = mixp_capture_end(b.ctx);
     CHECK(graph != NULL);
     net_fine(&b);
     w.sums = 0;
@@ -353,7 +351,7 @@ static void steps_of(mixp_dtype dtype, mixp_ranks_mean mean) {
     buffers_same(&a, &b);
     CHECK_INT(mixp_optimizer_applied(b.opt), 7);
     CHECK_NEAR(mixp_scaler_loss_scale(b.scaler), 128, 0);
-    v = mixp_optimizer_verdict(b.opt);
+    mixp_verdict v = mixp_optimizer_verdict(b.opt);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(v.bad_rank, 1);
     CHECK_TEXT(v.bad_tensor, "b");          /* backward meets c, b, a */

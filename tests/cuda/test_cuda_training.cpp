@@ -129,10 +129,9 @@ static mixp_tensor *loss_of(Model *m) {
 }
 
 static mixp_tensor *train(Model *m) {
-    mixp_tensor *loss;
     mixp_step_begin(m->ctx);
     mixp_zero_grad(m->opt);
-    loss = loss_of(m);
+    mixp_tensor *loss = loss_of(m);
     mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
     mixp_scaler_step(m->scaler, m->opt);
     mixp_scaler_update(m->scaler);
@@ -201,17 +200,15 @@ static void trains_at_level_2(void) { agree(MIXP_F16, 2, 4e-3); }
 static void skipped_means_untouched(void) {
     static float before[MOST], after[MOST];
     Model m;
-    int64_t n;
-    mixp_verdict v;
     model_open(&m, gpu(), MIXP_F16, 1, 1073741824.0f);      /* 2^30: overflows at once */
     next_batch(&m, 0);
-    n = weights_of(&m, before);
+    int64_t n = weights_of(&m, before);
     train(&m);
     weights_of(&m, after);
     CHECK(memcmp(before, after, (size_t)n * sizeof *before) == 0);
     CHECK_INT(mixp_optimizer_applied(m.opt), 0);
     CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 536870912.0, 0);
-    v = mixp_scaler_verdict(m.scaler);
+    mixp_verdict v = mixp_scaler_verdict(m.scaler);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK(v.bad_tensor != NULL);
     for (int i = 0; i < 25 && mixp_optimizer_applied(m.opt) == 0; i++) train(&m);
@@ -247,7 +244,6 @@ template <class F> static long launches_of(F f) {
 static void a_lean_step_is_two_launches(void) {
     NEEDS_SIMULATION;
     Model m;
-    mixp_optimizer *plain;
     model_open(&m, gpu(), MIXP_F16, 1, 1024);
     next_batch(&m, 0);
     train(&m);
@@ -264,7 +260,7 @@ static void a_lean_step_is_two_launches(void) {
         mixp_backward(m.ctx, loss_of(&m));
         CHECK_INT(launches_of([&] { return mixp_optimizer_step(m.opt); }), 2);
     }
-    plain = new_sgd(m.ctx);      /* no scaler, no max_norm: prepare and update */
+    mixp_optimizer *plain = new_sgd(m.ctx);      /* no scaler, no max_norm: prepare and update */
     CHECK_INT(mixp_optimizer_add(plain, m.down, NULL), MIXP_OK);
     CHECK_INT(mixp_optimizer_step(plain), MIXP_OK);
     CHECK_INT(launches_of([&] { return mixp_optimizer_step(plain); }), 2);
@@ -308,7 +304,6 @@ static void a_step_clears_gradients_of_yours(void) {
  * ends with the same bits. Some are skipped: that is decided inside the graph. */
 static void a_graph_replays_the_step(void) {
     Model a, b;
-    mixp_graph *graph;
     cudasim::Count before = cudasim::count;
     cudasim::machine().loaded.clear();      /* what is recorded has run before, and so is loaded */
     cudasim::old_loader = true;
@@ -323,7 +318,7 @@ static void a_graph_replays_the_step(void) {
     }
     CHECK_INT(mixp_capture_begin(a.ctx), MIXP_OK);
     train(&a);
-    graph = mixp_capture_end(a.ctx);
+    mixp_graph *graph = mixp_capture_end(a.ctx);
     CHECK(graph != NULL);
     cudasim::old_loader = false;
     fine(&a);
@@ -613,14 +608,13 @@ static void a_graph_keeps_what_was_temporary(void) {
     const int64_t many[1] = { 32 };
     mixp_tensor *a = mixp_param(c, "a", MIXP_F32, 1, many);
     float first[32];
-    mixp_graph *graph;
     mixp_step_begin(c);
     mixp_init_normal(a, 0, 1);
     mixp_read(a, first, MIXP_F32, 32);
     CHECK_INT(mixp_capture_begin(c), MIXP_OK);
     mixp_step_begin(c);
     mixp_init_normal(a, 0, 1);
-    graph = mixp_capture_end(c);
+    mixp_graph *graph = mixp_capture_end(c);
     for (int i = 0; i < 2; i++) {
         clobber_stack();
         mixp_fill(a, 9);
@@ -890,10 +884,9 @@ static int refused_once(Model *m, mixp_result (*call)(Model *), int n) {
     static float before[MOST], after[MOST];
     const int64_t applied = mixp_optimizer_applied(m->opt), count = weights_of(m, before);
     const float scale = mixp_scaler_loss_scale(m->scaler);
-    int reached;
     cudasim::fail_at = n;
     const mixp_result r = call(m);
-    reached = cudasim::fail_at == 0;
+    int reached = cudasim::fail_at == 0;
     cudasim::fail_at = 0;
     if (r == MIXP_OK) return reached;       /* a product found another way */
     mixp_context_clear_error(m->ctx);
@@ -933,11 +926,10 @@ static void a_refused_step_changes_nothing(void) {
 
 /* Two steps, and two as a graph. */
 static void train_and_replay(Model *m) {
-    mixp_graph *graph;
     for (int i = 0; i < 2; i++) { next_batch(m, i); train(m); }
     if (mixp_context_error(m->ctx, NULL) != MIXP_OK) return;
     if (mixp_capture_begin(m->ctx) == MIXP_OK) train(m);
-    graph = mixp_capture_end(m->ctx);
+    mixp_graph *graph = mixp_capture_end(m->ctx);
     for (int i = 0; i < 2 && graph; i++) CHECK_INT(mixp_replay(graph), MIXP_OK);
 }
 

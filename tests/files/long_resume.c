@@ -62,11 +62,9 @@ static void program_make(program *p) {
  * gradients overflow whatever the scale is. */
 static void batch_of(int step, float *x, float *y) {
     uint32_t r = (uint32_t)step * 2654435761u + 1;
-    int i;
-    for (i = 0; i < ROWS * (IN + OUT); i++) {
-        float v;
+    for (int i = 0; i < ROWS * (IN + OUT); i++) {
         r = r * 1664525u + 1013904223u;
-        v = (float)(r >> 16) / 32768.0f - 1.0f;
+        float v = (float)(r >> 16) / 32768.0f - 1.0f;
         if (i < ROWS * IN) x[i] = v;
         else y[i - ROWS * IN] = v;
     }
@@ -107,7 +105,6 @@ static unsigned char *file_bytes(size_t *size) {
 
 static void stopped_fifty_times_is_one_run(void) {
     program p;
-    unsigned char *whole, *parts;
     size_t whole_size, parts_size;
     int step, stop = 0, began = 0;
     program_make(&p);
@@ -115,7 +112,7 @@ static void stopped_fifty_times_is_one_run(void) {
     CHECK_INT(mixp_context_error(p.ctx, NULL), MIXP_OK);
     CHECK_INT(mixp_checkpoint_save(path, &p.all), MIXP_OK);
     mixp_context_free(p.ctx);
-    whole = file_bytes(&whole_size);
+    unsigned char *whole = file_bytes(&whole_size);
     printf("  %d of %d steps were skipped\n", skipped, STEPS);
     CHECK(skipped > STEPS / 200 && skipped < STEPS / 20);
     for (; stop <= STOPS; stop++) {
@@ -127,7 +124,7 @@ static void stopped_fifty_times_is_one_run(void) {
         mixp_context_free(p.ctx);
         began = end;
     }
-    parts = file_bytes(&parts_size);
+    unsigned char *parts = file_bytes(&parts_size);
     CHECK(whole_size > 1000 && whole_size == parts_size);
     CHECK(memcmp(whole, parts, whole_size) == 0);
 }

@@ -52,14 +52,13 @@ static int write_sample(const char *path) {
 static int list_file(const char *path) {
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors *f;
-    int64_t i, k;
     if (mixp_safetensors_read(path, &f, error, MIXP_MESSAGE_SIZE) != MIXP_OK) { printf("%s\n", error); return 1; }
-    for (i = 0; i < mixp_safetensors_count(f); i++) {
+    for (int64_t i = 0; i < mixp_safetensors_count(f); i++) {
         const mixp_st_entry *e = mixp_safetensors_at(f, i);
         printf("%s|%s|", e->name, e->type);
-        for (k = 0; k < e->rank; k++) printf(k ? ",%lld" : "%lld", (long long)e->shape[k]);
+        for (int64_t k = 0; k < e->rank; k++) printf(k ? ",%lld" : "%lld", (long long)e->shape[k]);
         printf("|");
-        for (k = 0; k < (int64_t)e->bytes; k++) printf("%02x", ((const unsigned char *)e->data)[k]);
+        for (int64_t k = 0; k < (int64_t)e->bytes; k++) printf("%02x", ((const unsigned char *)e->data)[k]);
         printf("\n");
     }
     mixp_safetensors_free(f);
@@ -69,8 +68,7 @@ static int list_file(const char *path) {
 static int judge_files(int n, char **paths) {
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors *f;
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         mixp_safetensors_read(paths[i], &f, error, sizeof error);
         printf("%s\n", error);
         mixp_safetensors_free(f);

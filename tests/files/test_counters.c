@@ -49,8 +49,7 @@ static void problem_free(problem *p) {
 /* A step with true gradients of g. */
 static mixp_verdict problem_step(problem *p, float g) {
     float scale = mixp_scaler_loss_scale(p->scaler);
-    int i;
-    for (i = 0; i < N; i++) p->g[i] = g * scale;
+    for (int i = 0; i < N; i++) p->g[i] = g * scale;
     mixp_step_begin(p->ctx);
     CHECK_INT(mixp_scaler_step(p->scaler, p->opt), MIXP_OK);
     CHECK_INT(mixp_scaler_update(p->scaler), MIXP_OK);
@@ -113,13 +112,12 @@ static void load_with(problem *p, const change *changes, int n)
 
 /* A whole number as it is saved now. */
 static int64_t saved(problem *p, const char *name) {
-    const mixp_st_entry *e;
     mixp_safetensors *f;
     int64_t whole = -1;
     int32_t narrow;
     CHECK_INT(mixp_checkpoint_save(path, &p->all), MIXP_OK);
     if (mixp_safetensors_read(path, &f, NULL, 0) != MIXP_OK) return -1;
-    e = mixp_safetensors_find(f, name);
+    const mixp_st_entry *e = mixp_safetensors_find(f, name);
     if (e && e->bytes == 8) memcpy(&whole, e->data, 8);
     if (e && e->bytes == 4) {
         memcpy(&narrow, e->data, 4);
@@ -137,8 +135,7 @@ static double correction(double d, int64_t t) { return -expm1((double)t * log1p(
 /* Betas so near to 1 that their powers are still far from 0 at the border: a step count that is
  * cut to 32 bits, or kept in a float, moves the weight elsewhere. */
 static void bias_corrections(void) {
-    int k, step;
-    for (k = 0; k < 3; k++) {       /* past 2^53 no beta is that near to 1 */
+    for (int k = 0; k < 3; k++) {       /* past 2^53 no beta is that near to 1 */
         const double d = ldexp(1.0, k < 2 ? -31 : -53);
         const change changes[] = {
             { "optimizer.0.steps", 2 * borders[k] - 5, 0 }, { "optimizer.0.skipped", borders[k] - 2, 0 },
@@ -151,7 +148,7 @@ static void bias_corrections(void) {
         adamw.beta1 = adamw.beta2 = 1.0 - d;
         problem_make(&p, &adamw, NULL);
         load_with(&p, changes, sizeof changes / sizeof changes[0]);
-        for (step = 1; step <= 6; step++) {
+        for (int step = 1; step <= 6; step++) {
             const int64_t t = borders[k] - 3 + step;
             mixp_verdict verdict = problem_step(&p, 0.5f);
             m = (1.0 - d) * m + d * 0.5;
@@ -175,8 +172,7 @@ static void bias_corrections(void) {
 
 /* A parameter that no gradient reached until now: its first step, whatever the count is. */
 static void first_step_of_a_late_parameter(void) {
-    int k;
-    for (k = 0; k < BORDERS; k++) {
+    for (int k = 0; k < BORDERS; k++) {
         const change changes[] = { { "optimizer.0.steps", borders[k] - 1, 0 },
                                    { "optimizer.0.applied", borders[k] - 1, 0 },
                                    { "optimizer.0.missed.w", borders[k] - 1, 0 } };
@@ -198,9 +194,8 @@ static double schedule_of(mixp_schedule_kind kind, double done) {
 }
 
 static void schedules(void) {
-    int k, kind, near_by;
-    for (k = 0; k < BORDERS; k++)
-        for (kind = MIXP_SCHEDULE_LINEAR; kind <= MIXP_SCHEDULE_COSINE; kind++) {
+    for (int k = 0; k < BORDERS; k++)
+        for (int kind = MIXP_SCHEDULE_LINEAR; kind <= MIXP_SCHEDULE_COSINE; kind++) {
             const int64_t quarter = borders[k] / 4;
             mixp_schedule s;
             memset(&s, 0, sizeof s);
@@ -208,7 +203,7 @@ static void schedules(void) {
             s.kind = (mixp_schedule_kind)kind;
             s.warmup = borders[k];
             s.total = borders[k] + 4 * quarter;
-            for (near_by = -3; near_by <= 3; near_by++) {
+            for (int near_by = -3; near_by <= 3; near_by++) {
                 CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, quarter + near_by), 0.5, 1e-8);
                 CHECK_NEAR(mixpi_schedule_lr(&s, 2.0, borders[k] + quarter + near_by),
                            2.0 * schedule_of(s.kind, 0.25), 1e-8);
@@ -225,8 +220,7 @@ static void schedules(void) {
 
 /* A run whose schedule ends at the border uses its last rate from there on. */
 static void a_schedule_that_ends_there(void) {
-    int k, step;
-    for (k = 0; k < BORDERS; k++) {
+    for (int k = 0; k < BORDERS; k++) {
         const change changes[] = { { "optimizer.0.steps", borders[k] - 2, 0 },
                                    { "optimizer.0.applied", borders[k] - 2, 0 } };
         mixp_optimizer_desc adamw = plain_adamw();
@@ -236,7 +230,7 @@ static void a_schedule_that_ends_there(void) {
         adamw.schedule.total = borders[k];
         problem_make(&p, &adamw, NULL);
         load_with(&p, changes, 2);
-        for (step = 0; step < 4; step++) {
+        for (int step = 0; step < 4; step++) {
             double left = step < 2 ? (double)(2 - step) / 4.0 : 0.0;
             CHECK_NEAR(problem_step(&p, 1.0f).lr, 0.125 * left, 1e-15);
         }
@@ -253,13 +247,12 @@ static void growth_of_long_patience(void) {
     int64_t tracker = INT32_MAX - 4;
     float scale = 8.0f;
     problem p;
-    int step;
     memset(&d, 0, sizeof d);
     d.init_scale = scale;
     d.growth_interval = INT32_MAX - 1;
     problem_make(&p, &adamw, &d);
     load_with(&p, changes, 1);
-    for (step = 0; step < 6; step++) {
+    for (int step = 0; step < 6; step++) {
         problem_step(&p, 1.0f);
         if (++tracker == INT32_MAX - 1) {
             tracker = 0;
@@ -284,13 +277,12 @@ static void skips_at_the_floor(void) {
     mixp_optimizer_desc adamw = plain_adamw();
     mixp_scaler_desc d;
     problem p;
-    int step;
     memset(&d, 0, sizeof d);
     d.init_scale = d.min_scale = 4.0f;
     d.max_floor_skips = -1;
     problem_make(&p, &adamw, &d);
     load_with(&p, changes, 4);
-    for (step = 0; step < 3; step++) problem_step(&p, mixp_f32_of_bits(0x7F800000u));
+    for (int step = 0; step < 3; step++) problem_step(&p, mixp_f32_of_bits(0x7F800000u));
     CHECK_INT(saved(&p, "scaler.floor_skips"), INT32_MAX);
     CHECK_NEAR(mixp_scaler_loss_scale(p.scaler), 4.0, 0);
     CHECK_INT(mixp_checkpoint_load(path, &p.all), MIXP_OK);
@@ -300,8 +292,7 @@ static void skips_at_the_floor(void) {
 /* The window of spikes is a ring: which place comes next depends on all digits of the count. */
 static void windows_of_spikes(void) {
     enum { WINDOW = 5 };
-    int k;
-    for (k = 0; k < BORDERS; k++) {
+    for (int k = 0; k < BORDERS; k++) {
         const change changes[] = { { "optimizer.0.steps", borders[k] + 3 + INT32_MAX, 0 },
                                    { "optimizer.0.applied", borders[k] + 3, 0 },
                                    { "optimizer.0.skipped", INT32_MAX, 0 },
@@ -309,14 +300,12 @@ static void windows_of_spikes(void) {
                                    { "optimizer.0.spike.in_a_row", INT32_MAX, 0 } };
         mixp_optimizer_desc adamw = plain_adamw();
         mixp_safetensors *f;
-        const double *window;
         problem p;
-        int i, step;
         adamw.spike.of = MIXP_SPIKE_NORM;
         adamw.spike.window = WINDOW;
         adamw.spike.max_in_a_row = -1;
         problem_make(&p, &adamw, NULL);
-        for (step = 0; step < WINDOW; step++) problem_step(&p, 1.0f);
+        for (int step = 0; step < WINDOW; step++) problem_step(&p, 1.0f);
         load_with(&p, changes, 5);
         CHECK_INT(problem_step(&p, 1e4f).outcome, MIXP_STEP_SKIPPED);   /* one more in a row */
         CHECK_INT(saved(&p, "optimizer.0.spike.in_a_row"), INT32_MAX);
@@ -324,8 +313,8 @@ static void windows_of_spikes(void) {
         problem_step(&p, 1.0005f);
         CHECK_INT(saved(&p, "optimizer.0.spike.norms"), borders[k] + 5);
         CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
-        window = (const double *)mixp_safetensors_find(f, "optimizer.0.spike.window")->data;
-        for (i = 0; i < WINDOW; i++) {
+        const double *window = (const double *)mixp_safetensors_find(f, "optimizer.0.spike.window")->data;
+        for (int i = 0; i < WINDOW; i++) {
             int is_new = i == (borders[k] + 3) % WINDOW || i == (borders[k] + 4) % WINDOW;
             CHECK_NEAR(window[i], is_new ? 2.001 : 2.0, 1e-6);  /* of four elements */
         }
@@ -339,11 +328,10 @@ static void windows_without_numbers(void) {
     static const uint64_t bits[] = { 0x7FF8000000000000u, 0x7FF0000000000000u, 0xFFF0000000000000u };
     mixp_optimizer_desc adamw = plain_adamw();
     problem p;
-    int i;
     adamw.spike.of = MIXP_SPIKE_NORM;
     adamw.spike.window = 4;
     problem_make(&p, &adamw, NULL);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         change c = { "optimizer.0.spike.window", 0, 0 };
         memcpy(&c.whole, &bits[i], sizeof c.whole);
         loads(&p, load_changed(&p, &c, 1), 0, "'optimizer.0.spike.window' is out of range");
@@ -354,9 +342,8 @@ static void windows_without_numbers(void) {
 /* a x b modulo 2^64, digit by digit of 16 bits. */
 static uint64_t product(uint64_t a, uint64_t b) {
     uint64_t sum = 0;
-    int i, k;
-    for (i = 0; i < 4; i++)
-        for (k = 0; i + k < 4; k++)
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; i + k < 4; k++)
             sum += ((a >> 16 * i & 0xFFFF) * (b >> 16 * k & 0xFFFF)) << 16 * (i + k);
     return sum;
 }
@@ -377,20 +364,19 @@ static void random_numbers_by_step(void) {
     enum { WIDTH = 64 };
     static const int64_t shape[1] = { WIDTH };
     float ones[WIDTH], y[WIDTH];
-    int k, step, i;
-    for (i = 0; i < WIDTH; i++) ones[i] = 1.0f;
-    for (k = 0; k < BORDERS; k++) {
+    for (int i = 0; i < WIDTH; i++) ones[i] = 1.0f;
+    for (int k = 0; k < BORDERS; k++) {
         const change changes[] = { { "mixprec.step", borders[k] - 3, 0 } };
         mixp_optimizer_desc adamw = plain_adamw();
         problem p;
         problem_make(&p, &adamw, NULL);
         load_with(&p, changes, 1);
-        for (step = 0; step < 5; step++) {
+        for (int step = 0; step < 5; step++) {
             const uint64_t now = (uint64_t)borders[k] - 2 + (uint64_t)step;
             mixp_step_begin(p.ctx);
             CHECK_INT(mixp_read(mixp_dropout(p.ctx, mixp_input(p.ctx, MIXP_F32, 1, shape, ones), 0.5f, 1),
                                 y, MIXP_F32, WIDTH), MIXP_OK);
-            for (i = 0; i < WIDTH; i++)
+            for (int i = 0; i < WIDTH; i++)
                 CHECK_NEAR(y[i], random_of(0, now, 0, (uint64_t)i) >= 0x80000000u ? 2 : 0, 0);
         }
         problem_free(&p);
@@ -415,11 +401,10 @@ static void a_guard_that_waited(void) {
     mixp_optimizer_desc adamw = plain_adamw();
     mixp_site_info site;
     problem p;
-    int step;
     problem_make(&p, &adamw, NULL);
     guard_one_site(&p, 3);
     load_with(&p, changes, 2);
-    for (step = 0; step < 4; step++) {
+    for (int step = 0; step < 4; step++) {
         CHECK_INT(mixp_guard_due(p.ctx), step % 3 == 0);
         mixp_step_begin(p.ctx);
         mixp_gelu(p.ctx, mixp_input(p.ctx, MIXP_F32, 1, shape, x));
@@ -473,9 +458,8 @@ static void largest_counts(void) {
     const char *const names[] = { "mixprec.step", "optimizer.0.applied", "scaler.updates" };
     mixp_optimizer_desc adamw = plain_adamw();
     problem p;
-    int i;
     problem_make(&p, &adamw, NULL);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         change c[2] = { { NULL, TWO_TO(62), 0 }, { "optimizer.0.steps", TWO_TO(62), 0 } };
         c[0].name = names[i];
         load_with(&p, c, i == 1 ? 2 : 1);
@@ -491,11 +475,10 @@ static void largest_counts(void) {
 /* Seven steps, two of them skipped: one for its gradients, and the last one as a spike. */
 static void seven_steps(problem *p) {
     mixp_optimizer_desc adamw = plain_adamw();
-    int step;
     adamw.spike.of = MIXP_SPIKE_NORM;
     adamw.spike.window = 4;
     problem_make(p, &adamw, NULL);
-    for (step = 0; step < 7; step++)
+    for (int step = 0; step < 7; step++)
         problem_step(p, step == 1 ? mixp_f32_of_bits(0x7F800000u) : step == 6 ? 1e4f : 1.0f);
     CHECK_INT(saved(p, "optimizer.0.steps"), 7);
     CHECK_INT(saved(p, "optimizer.0.applied"), 5);
@@ -516,10 +499,9 @@ static void a_part_is_no_more_than_all(void) {
         { "optimizer.0.spike.in_a_row", 2, 1, "'optimizer.0.spike.in_a_row' is 3, more than 'optimizer.0.skipped', which is 2" },
         { "scaler.skips", 7, 1, "'scaler.skips' is 8, more than 'scaler.updates', which is 7" },
         { "scaler.floor_skips", 1, 0, "'scaler.floor_skips' is 2, more than 'scaler.skips', which is 1" } };
-    size_t i;
     problem p;
     seven_steps(&p);
-    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         change c = { NULL, 0, 0 };
         c.name = rows[i].part;
         c.whole = rows[i].most + 1;
@@ -540,10 +522,9 @@ static void steps_are_the_sum(void) {
         { 7, 5, 2, 1 }, { 8, 5, 2, 0 }, { 6, 5, 2, 0 }, { 7, 6, 2, 0 }, { 7, 5, 3, 0 }, { 8, 5, 3, 1 },
         { TWO_TO(62), TWO_TO(61), TWO_TO(61), 1 }, { TWO_TO(62), TWO_TO(62), TWO_TO(62), 0 },
         { 0, TWO_TO(62), TWO_TO(62), 0 } };
-    size_t i;
     problem p;
     seven_steps(&p);
-    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const change changes[] = { { "optimizer.0.steps", rows[i].steps, 0 },
                                    { "optimizer.0.applied", rows[i].applied, 0 },
                                    { "optimizer.0.skipped", rows[i].skipped, 0 } };
@@ -557,12 +538,11 @@ static void sites_put(const int32_t *row) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
     mixp_st_entry e[MOST];
     mixp_safetensors *f;
-    int64_t i, count;
     int found = 0;
     CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
-    count = mixp_safetensors_count(f);
+    int64_t count = mixp_safetensors_count(f);
     CHECK(count <= MOST);
-    for (i = 0; i < count && i < MOST; i++) {
+    for (int64_t i = 0; i < count && i < MOST; i++) {
         e[i] = *mixp_safetensors_at(f, i);
         if (strcmp(e[i].name, "mixprec.guard.states") != 0) continue;
         CHECK_INT((int64_t)e[i].bytes, 4 * (int64_t)sizeof *row);
@@ -583,10 +563,9 @@ static void sites_of_a_file(void) {
         { { 0, 0, 0, -1 }, 0 } };
     mixp_optimizer_desc adamw = plain_adamw();
     problem p;
-    size_t i;
     problem_make(&p, &adamw, NULL);
     guard_one_site(&p, 0);
-    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         CHECK_INT(mixp_checkpoint_save(path, &p.all), MIXP_OK);
         sites_put(rows[i].state);
         loads(&p, mixp_checkpoint_load(path, &p.all), rows[i].good, "'mixprec.guard.states' is out of range");

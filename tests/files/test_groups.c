@@ -20,14 +20,13 @@ typedef struct net {
 static void net_open(net *n, const char *groups, int count, mixp_moment_kind states, double shift) {
     static const int64_t shape[2] = { 64, 64 };
     mixp_optimizer_desc d = mixp_adamw_defaults();
-    int i, g;
     memset(n, 0, sizeof *n);
     d.states.m = d.states.v = states;
     n->ctx = mixp_context_new(NULL);
-    for (i = 0; i < PARAMS; i++) n->p[i] = mixp_param(n->ctx, names[i], MIXP_F32, 2, shape);
-    for (i = 0; i < PARAMS; i++) mixp_init_normal(n->p[i], 0.0, 1.0);
+    for (int i = 0; i < PARAMS; i++) n->p[i] = mixp_param(n->ctx, names[i], MIXP_F32, 2, shape);
+    for (int i = 0; i < PARAMS; i++) mixp_init_normal(n->p[i], 0.0, 1.0);
     n->opt = mixp_optimizer_new(n->ctx, &d);
-    for (g = 0; g < count; g++) {
+    for (int g = 0; g < count; g++) {
         mixp_param_group group;
         const char *first = strchr(groups, '0' + g);
         mixp_optimizer_group(n->opt, 0, &group);
@@ -35,7 +34,7 @@ static void net_open(net *n, const char *groups, int count, mixp_moment_kind sta
         group.weight_decay = group.lr / 8.0;
         if (g) CHECK_INT(mixp_optimizer_add_group(n->opt, &group), g);
         else CHECK_INT(mixp_optimizer_set_group(n->opt, 0, &group), MIXP_OK);
-        for (i = 0; i < PARAMS; i++)
+        for (int i = 0; i < PARAMS; i++)
             if (groups[i] == '0' + g) CHECK_INT(mixp_optimizer_add(n->opt, n->p[i], NULL), MIXP_OK);
     }
 }
@@ -54,10 +53,9 @@ static mixp_result net_file(net *n, int save) {
 
 static void net_step(net *n) {
     mixp_tensor *loss = NULL;
-    int i;
     mixp_step_begin(n->ctx);
     mixp_zero_grad(n->opt);
-    for (i = 0; i < PARAMS; i++) {
+    for (int i = 0; i < PARAMS; i++) {
         mixp_tensor *part = mixp_mean(n->ctx, mixp_square(n->ctx, n->p[i]), MIXP_ALL, 0);
         loss = loss ? mixp_add(n->ctx, loss, part) : part;
     }
@@ -81,10 +79,8 @@ static void test_groups_in_another_order(void) {
         { "1122", 3, "2211", 3 }, { "1122", 3, "0011", 3 }, { "0011", 3, "2200", 3 }, { "0000", 1, "0000", 1 },
     };
     static const mixp_moment_kind states[2] = { MIXP_MOMENT_F32, MIXP_MOMENT_8BIT };
-    size_t k;
-    int s, i;
-    for (k = 0; k < sizeof pairs / sizeof pairs[0]; k++)
-        for (s = 0; s < 2; s++) {
+    for (size_t k = 0; k < sizeof pairs / sizeof pairs[0]; k++)
+        for (int s = 0; s < 2; s++) {
             static float a[ELEMENTS], b[ELEMENTS];
             net from, to;
             net_open(&from, pairs[k].saved, pairs[k].n_saved, states[s], 0.0);
@@ -92,13 +88,13 @@ static void test_groups_in_another_order(void) {
             CHECK_INT(net_file(&from, 1), MIXP_OK);
             net_open(&to, pairs[k].loaded, pairs[k].n_loaded, states[s], 0.125);
             CHECK_INT(net_file(&to, 0), MIXP_OK);
-            for (i = 0; i < PARAMS; i++)
+            for (int i = 0; i < PARAMS; i++)
                 CHECK_NEAR(lr_of(&to, pairs[k].loaded, i), lr_of(&from, pairs[k].saved, i), 0);
-            for (i = 0; i < 3; i++) {
+            for (int i = 0; i < 3; i++) {
                 net_step(&from);
                 net_step(&to);
             }
-            for (i = 0; i < PARAMS; i++) {
+            for (int i = 0; i < PARAMS; i++) {
                 mixp_read(from.p[i], a, MIXP_F32, ELEMENTS);
                 mixp_read(to.p[i], b, MIXP_F32, ELEMENTS);
                 CHECK(memcmp(a, b, sizeof a) == 0);
@@ -119,13 +115,11 @@ static void test_other_groups(void) {
         { { "0001", 2, "0000", 1 }, "'wte.weight, h; 0 1 2 x, a; head 1;0'", "'one group, or groups without a list'" },
         { { "0022", 3, "0012", 3 }, "'wte.weight, h; 0 1 2 x; a, head 1;0'", "'wte.weight, h; 0 1 2 x; a; head 1;0'" },
     };
-    size_t k;
-    for (k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         const pair *p = &cases[k].p;
         const char *why = "";
         static float a[ELEMENTS], b[ELEMENTS];
         net from, to;
-        int i;
         net_open(&from, p->saved, p->n_saved, MIXP_MOMENT_F32, 0.0);
         net_step(&from);
         CHECK_INT(net_file(&from, 1), MIXP_OK);
@@ -138,7 +132,7 @@ static void test_other_groups(void) {
         CHECK_TEXT(why, cases[k].ours);
         mixp_read(to.p[0], b, MIXP_F32, ELEMENTS);
         CHECK(memcmp(a, b, sizeof a) == 0);
-        for (i = 0; i < PARAMS; i++) {
+        for (int i = 0; i < PARAMS; i++) {
             const char *first = strchr(p->loaded, p->loaded[i]);
             CHECK_NEAR(lr_of(&to, p->loaded, i), 1.0 / (2.0 + (double)(first - p->loaded)) + 0.125, 0);
         }
@@ -174,7 +168,6 @@ static void test_files_without_records(void) {
         { "0 1 1 a;", "0 9 1 a;" }, { "0 1 1 a;", "0 1 9 a;" }, { "0 1 1 a;", "0 1 1 aa" }, { "0 1 1 a;", "x 1 1 a;" },
         { "0 1 1 a;", "7 1 1 a;" }, { "0 1 1 a;", "0 1 0 a;" }, { "0 1 1 a;", "99999999" }, { "0 1 1 a;", "0 -1 1 a" },
     };
-    size_t k;
     net from, to;
     net_open(&from, "0011", 2, MIXP_MOMENT_F32, 0.0);
     CHECK_INT(net_file(&from, 1), MIXP_OK);
@@ -182,12 +175,11 @@ static void test_files_without_records(void) {
     net_open(&to, "1100", 2, MIXP_MOMENT_F32, 0.125);
     CHECK_INT(net_file(&to, 0), MIXP_OK);
     CHECK_NEAR(lr_of(&to, "1100", 2), lr_of(&from, "0011", 0), 0);     /* by number */
-    for (k = 0; k < sizeof bad / sizeof bad[0]; k++) {
-        mixp_result r;
+    for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++) {
         CHECK_INT(net_file(&from, 1), MIXP_OK);
         patch(bad[k][0], bad[k][1]);
         mixp_context_clear_error(to.ctx);
-        r = net_file(&to, 0);
+        mixp_result r = net_file(&to, 0);
         CHECK(r == MIXP_OK || r == MIXP_ERR_SHAPE);
     }
     mixp_context_free(from.ctx);
@@ -224,12 +216,11 @@ static void table_read(list *l) {
         *end = 0;
         for (at = strchr(cell, '`'); at; at = strchr(at + 1, '`')) {
             char name[LONGEST], *close = strchr(at + 1, '`'), *dot;
-            const char *p;
             if (!close) break;
             snprintf(name, sizeof name, "%.*s", (int)(close - at - 1), at + 1);
             if (name[0] == '.') {
                 char whole[LONGEST];
-                for (p = name; *p; p++)
+                for (const char *p = name; *p; p++)
                     if (*p == '.' && (dot = strrchr(last, '.')) != NULL) *dot = 0;
                 snprintf(whole, sizeof whole, "%.46s%.46s", last, name);
                 snprintf(name, sizeof name, "%s", whole);
@@ -286,7 +277,6 @@ static void save_everything(void) {
     mixp_checkpoint_value value;
     mixp_checkpoint what;
     mixp_optimizer *opt[2 + KINDS * FLAGS];
-    mixp_scaler *scaler;
     double number = 1.0;
     int kind, flags, n = 2;
     unsigned made = 0;
@@ -298,7 +288,7 @@ static void save_everything(void) {
     mixp_init_normal(w, 0.0, 0.1);
     mixp_init_normal(v, 0.0, 0.1);
     s.rule = MIXP_RULE_PREDICTIVE;
-    scaler = mixp_scaler_new(ctx, &s);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &s);
     d.spike.of = MIXP_SPIKE_NORM;
     opt[0] = mixp_optimizer_new(ctx, &d);
     mixp_optimizer_add(opt[0], w, NULL);
@@ -374,14 +364,13 @@ static void test_the_table_of_entries(void) {
     static list table;
     mixp_safetensors *file = NULL;
     char name[LONGEST];
-    int64_t i;
     int k;
     table_read(&table);
     CHECK(table.n > 30);
     save_everything();
     metadata_is_listed(&table);
     CHECK_INT(mixp_safetensors_read(path, &file, NULL, 0), MIXP_OK);
-    for (i = 0; i < mixp_safetensors_count(file); i++) {
+    for (int64_t i = 0; i < mixp_safetensors_count(file); i++) {
         const char *own = mixp_safetensors_at(file, i)->name;
         if (strcmp(own, "w") == 0 || strcmp(own, "v") == 0 || (own[0] == 'p' && own[1] <= '9')) continue;
         entry_name(own, name, sizeof name);

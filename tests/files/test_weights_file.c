@@ -16,9 +16,8 @@ typedef struct model {
 } model;
 
 static void model_open(model *m) {
-    int i;
     memset(m, 0, sizeof *m);
-    for (i = 0; i < 4; i++) m->trained[i] = m->grad[i] = 0.5f * (float)(i + 1);
+    for (int i = 0; i < 4; i++) m->trained[i] = m->grad[i] = 0.5f * (float)(i + 1);
     m->ctx = mixp_context_new(NULL);
     m->w = mixp_param(m->ctx, "layer.weight", MIXP_F32, 2, matrix);
     m->low = mixp_param(m->ctx, "layer.low", MIXP_BF16, 1, row);
@@ -32,8 +31,7 @@ static void model_open(model *m) {
 
 static void model_set(model *m, double from) {
     float v[6];
-    int i;
-    for (i = 0; i < 6; i++) v[i] = (float)from + (float)i;
+    for (int i = 0; i < 6; i++) v[i] = (float)from + (float)i;
     CHECK_INT(mixp_write(m->w, v, MIXP_F32, 6), MIXP_OK);
     CHECK_INT(mixp_write(m->low, v, MIXP_F32, 4), MIXP_OK);
     CHECK_INT(mixp_write(m->mine, v, MIXP_F32, 4), MIXP_OK);
@@ -55,14 +53,13 @@ static void test_nothing_but_weights(void) {
     mixp_safetensors *f = NULL;
     const mixp_st_entry *e;
     model m;
-    int i;
     model_open(&m);
     CHECK_INT(mixp_optimizer_step(m.opt), MIXP_OK);         /* it has states now */
     model_set(&m, 16.0);
     CHECK_INT(mixp_checkpoint_save_weights(path, m.ctx), MIXP_OK);
     CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
     CHECK_INT(mixp_safetensors_count(f), 3);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         e = mixp_safetensors_find(f, names[i]);
         CHECK(e && e->dtype == dtypes[i]);
     }
@@ -156,7 +153,6 @@ static void test_metadata_of_a_checkpoint(void) {
     mixp_safetensors *f = NULL;
     mixp_checkpoint what;
     model m;
-    size_t i;
     model_open(&m);
     model_set(&m, 16);
     memset(&what, 0, sizeof what);
@@ -177,7 +173,7 @@ static void test_metadata_of_a_checkpoint(void) {
     CHECK_INT(mixp_checkpoint_load(path, &what), MIXP_OK);
     CHECK(holds(m.w, 16));
     what.n_metadata = 2;
-    for (i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         memcpy(pairs[1], refused[i], sizeof pairs[1]);
         CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_ERR_ARGUMENT);
         mixp_context_clear_error(m.ctx);

@@ -82,9 +82,8 @@ static size_t fuzz_mutate(uint8_t *p, size_t n) {
 static int fuzz_file(const char *path) {
     static uint8_t bytes[1 << 20];
     FILE *f = fopen(path, "rb");
-    size_t n;
     if (!f) { printf("cannot read %s\n", path); return 1; }
-    n = fread(bytes, 1, sizeof bytes, f);
+    size_t n = fread(bytes, 1, sizeof bytes, f);
     fclose(f);
     LLVMFuzzerTestOneInput(bytes, n);
     return 0;
@@ -94,8 +93,7 @@ static int fuzz_write_seeds(const char *folder) {
     static uint8_t bytes[FUZZ_ROOM];
     char path[1024];
     size_t n;
-    int i;
-    for (i = 0; (n = fuzz_seed(i, bytes)) > 0; i++) {
+    for (int i = 0; (n = fuzz_seed(i, bytes)) > 0; i++) {
         FILE *f;
         snprintf(path, sizeof path, "%s/seed%d", folder, i);
         f = fopen(path, "wb");

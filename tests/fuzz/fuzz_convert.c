@@ -10,31 +10,26 @@ enum { HEAD = 12, EDGE = 64 };
 
 /* Twelve bytes say what to do, the rest is the source, which begins anywhere. */
 static void fuzz_one(const uint8_t *data, size_t size) {
-    mixp_dtype from, to;
     mixp_rounding rounding;
-    uint8_t *want, *got;
-    size_t n, bytes;
-    mixp_result r;
-    int isa;
     if (size < HEAD) return;
-    from = (mixp_dtype)(data[0] % MIXP_DTYPE_COUNT);
-    to = (mixp_dtype)(data[1] % MIXP_DTYPE_COUNT);
+    mixp_dtype from = (mixp_dtype)(data[0] % MIXP_DTYPE_COUNT);
+    mixp_dtype to = (mixp_dtype)(data[1] % MIXP_DTYPE_COUNT);
     memset(&rounding, 0, sizeof rounding);
     rounding.saturate = data[2] & 1;
     rounding.stochastic = data[2] >> 1 & 1;
     memcpy(&rounding.seed, data + 4, 8);
     rounding.step = data[3];
     rounding.first = (int64_t)data[3] << data[2] % 48;
-    n = (size - HEAD) / mixp_dtype_size(from);
-    bytes = n * mixp_dtype_size(to);
-    want = (uint8_t *)malloc(bytes + 2 * EDGE);
-    got = (uint8_t *)malloc(bytes + 2 * EDGE);
+    size_t n = (size - HEAD) / mixp_dtype_size(from);
+    size_t bytes = n * mixp_dtype_size(to);
+    uint8_t *want = (uint8_t *)malloc(bytes + 2 * EDGE);
+    uint8_t *got = (uint8_t *)malloc(bytes + 2 * EDGE);
     EXPECT(want && got);
     memset(want, 0xA5, bytes + 2 * EDGE);
-    r = mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), want + EDGE, to, data + HEAD, from, (int64_t)n,
+    mixp_result r = mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), want + EDGE, to, data + HEAD, from, (int64_t)n,
                           &rounding);
     EXPECT(r == MIXP_OK);
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (!cpu) continue;
         memset(got, 0xA5, bytes + 2 * EDGE);

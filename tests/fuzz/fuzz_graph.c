@@ -69,12 +69,11 @@ static double map_value(graph_op op, double x, int attr) {
 static int fits(int a, int b) { return a == b || a == 1 || b == 1; }
 
 static int run_pair(const graph_step *s, const matrix *a, const matrix *b, matrix *y) {
-    int r, c;
     if (!fits(a->rows, b->rows) || !fits(a->cols, b->cols)) return 0;
     y->rows = a->rows > b->rows ? a->rows : b->rows;
     y->cols = a->cols > b->cols ? a->cols : b->cols;
-    for (r = 0; r < y->rows; r++)
-        for (c = 0; c < y->cols; c++) {
+    for (int r = 0; r < y->rows; r++)
+        for (int c = 0; c < y->cols; c++) {
             double left = a->v[(a->rows == 1 ? 0 : r) * a->cols + (a->cols == 1 ? 0 : c)];
             double right = b->v[(b->rows == 1 ? 0 : r) * b->cols + (b->cols == 1 ? 0 : c)];
             y->v[r * y->cols + c] = pair_value(s->op, left, right);
@@ -83,10 +82,9 @@ static int run_pair(const graph_step *s, const matrix *a, const matrix *b, matri
 }
 
 static int run_map(const graph_step *s, const matrix *a, matrix *y) {
-    int i;
     y->rows = a->rows;
     y->cols = a->cols;
-    for (i = 0; i < a->rows * a->cols; i++) {
+    for (int i = 0; i < a->rows * a->cols; i++) {
         if (s->op == G_RELU && fabs(a->v[i]) < 1e-3) return 0;  /* no difference over the kink */
         y->v[i] = map_value(s->op, a->v[i], s->attr);
     }
@@ -109,18 +107,16 @@ static int run_reduce(const graph_step *s, const matrix *a, matrix *y) {
 
 static void softmax_row(const double *x, int n, double *y) {
     double most = x[0], sum = 0;
-    int i;
-    for (i = 1; i < n; i++) if (x[i] > most) most = x[i];
-    for (i = 0; i < n; i++) sum += y[i] = exp(x[i] - most);
-    for (i = 0; i < n; i++) y[i] /= sum;
+    for (int i = 1; i < n; i++) if (x[i] > most) most = x[i];
+    for (int i = 0; i < n; i++) sum += y[i] = exp(x[i] - most);
+    for (int i = 0; i < n; i++) y[i] /= sum;
 }
 
 static void norm_row(const double *x, int n, int centred, double *y) {
     double mean = 0, square = 0;
-    int i;
-    for (i = 0; centred && i < n; i++) mean += x[i] / n;
-    for (i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean) / n;
-    for (i = 0; i < n; i++) y[i] = (x[i] - mean) / sqrt(square + 0.25);
+    for (int i = 0; centred && i < n; i++) mean += x[i] / n;
+    for (int i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean) / n;
+    for (int i = 0; i < n; i++) y[i] = (x[i] - mean) / sqrt(square + 0.25);
 }
 
 /* gamma and beta are b, of one row as wide as a, or left out. */
@@ -223,10 +219,9 @@ static int run_losses(const graph_step *s, const matrix *a, const matrix *b, mat
 }
 
 static int run_embedding(const graph_step *s, const matrix *a, matrix *y) {
-    int r;
     y->rows = 3;
     y->cols = a->cols;
-    for (r = 0; r < y->rows; r++)
+    for (int r = 0; r < y->rows; r++)
         memcpy(y->v + r * a->cols, a->v + id_of(s, r, a->rows) * a->cols,
                (size_t)a->cols * sizeof *y->v);
     return 1;
@@ -285,13 +280,12 @@ static int in_loss(const graph *g, int i) { return i == 0 || i >= LEAVES + g->st
 /* -1e30 when a step went away. */
 static double run_graph(const graph *g, matrix *node) {
     double loss = 0;
-    int i, k, n;
     memcpy(node, g->leaf, sizeof g->leaf);
-    for (i = 0; i < g->steps; i++)
+    for (int i = 0; i < g->steps; i++)
         if (!run_step(&g->step[i], node, &node[LEAVES + i])) return -1e30;
-    for (i = 0; i < LEAVES + g->steps; i++) {
-        n = in_loss(g, i) ? node[i].rows * node[i].cols : 0;
-        for (k = 0; k < n; k++) loss += node[i].v[k] * weight(k) / n;
+    for (int i = 0; i < LEAVES + g->steps; i++) {
+        int n = in_loss(g, i) ? node[i].rows * node[i].cols : 0;
+        for (int k = 0; k < n; k++) loss += node[i].v[k] * weight(k) / n;
     }
     return loss;
 }
@@ -299,15 +293,13 @@ static double run_graph(const graph *g, matrix *node) {
 /* --- from bytes to a graph --------------------------------------------------------------- */
 
 static void read_leaf(matrix *m, uint8_t shape, const uint8_t *values) {
-    int i;
     m->rows = 1 + shape % SIDE;
     m->cols = 1 + shape / SIDE % SIDE;
-    for (i = 0; i < MOST; i++) m->v[i] = (double)((values[i % 16] + i * 29) % 64 - 32) / 16 + 0.01;
+    for (int i = 0; i < MOST; i++) m->v[i] = (double)((values[i % 16] + i * 29) % 64 - 32) / 16 + 0.01;
 }
 
 static int small(const matrix *m) {
-    int i;
-    for (i = 0; i < m->rows * m->cols; i++)
+    for (int i = 0; i < m->rows * m->cols; i++)
         if (!(fabs(m->v[i]) <= largest)) return 0;
     return 1;
 }
@@ -316,14 +308,12 @@ enum { HEAD = 2 + LEAVES * 17 };
 
 static int read_graph(graph *g, const uint8_t *data, size_t size) {
     static matrix node[NODES];
-    size_t at;
-    int i;
     if (size < HEAD + 4) return 0;
     memset(g, 0, sizeof *g);
     g->constant = data[0] & 1;
-    for (i = 0; i < LEAVES; i++) read_leaf(&g->leaf[i], data[2 + i * 17], data + 3 + i * 17);
+    for (int i = 0; i < LEAVES; i++) read_leaf(&g->leaf[i], data[2 + i * 17], data + 3 + i * 17);
     memcpy(node, g->leaf, sizeof g->leaf);
-    for (at = HEAD; at + 4 <= size && g->steps < STEPS; at += 4) {
+    for (size_t at = HEAD; at + 4 <= size && g->steps < STEPS; at += 4) {
         graph_step *s = &g->step[g->steps];
         int known = LEAVES + g->steps;
         s->op = (graph_op)(data[at] % G_COUNT);
@@ -340,8 +330,7 @@ static int read_graph(graph *g, const uint8_t *data, size_t size) {
 static mixp_tensor *ids_of(mixp_context *ctx, const graph_step *s, int n, int below) {
     int32_t id[SIDE];
     int64_t shape[1];
-    int i;
-    for (i = 0; i < n; i++) id[i] = id_of(s, i, below);
+    for (int i = 0; i < n; i++) id[i] = id_of(s, i, below);
     shape[0] = n;
     return mixp_input(ctx, MIXP_I32, 1, shape, id);
 }
@@ -389,10 +378,9 @@ static mixp_tensor *apply_rows(mixp_context *ctx, const graph_step *s, mixp_tens
 
 static mixp_tensor *apply_reduce(mixp_context *ctx, const graph_step *s, mixp_tensor *a) {
     int dim = s->attr % 3;
-    mixp_tensor *first;
     if (s->op == G_SUM && dim < 2) return mixp_sum(ctx, a, dim, 1);
     if (dim < 2) return mixp_mean(ctx, a, dim, 1);
-    first = s->op == G_SUM ? mixp_sum(ctx, a, MIXP_ALL, 1) : mixp_mean(ctx, a, MIXP_ALL, 1);
+    mixp_tensor *first = s->op == G_SUM ? mixp_sum(ctx, a, MIXP_ALL, 1) : mixp_mean(ctx, a, MIXP_ALL, 1);
     return first;
 }
 
@@ -416,8 +404,7 @@ static mixp_tensor *apply_slice(mixp_context *ctx, const graph_step *s, mixp_ten
 static mixp_tensor *apply_bce(mixp_context *ctx, mixp_tensor *a, const matrix *m) {
     float target[MOST];
     int64_t shape[2];
-    int i;
-    for (i = 0; i < m->rows * m->cols; i++) target[i] = (float)constant_target(i);
+    for (int i = 0; i < m->rows * m->cols; i++) target[i] = (float)constant_target(i);
     shape[0] = m->rows;
     shape[1] = m->cols;
     return mixp_bce_with_logits(ctx, a, mixp_input(ctx, MIXP_F32, 2, shape, target));
@@ -483,21 +470,19 @@ typedef struct outcome {
 
 static void run_mixprec(const graph *g, const matrix *node, mixp_dtype low, int level, outcome *o) {
     mixp_tensor *t[NODES], *loss = NULL;
-    mixp_context *ctx;
     const char *why = "";
-    int i, k;
     traps_on(1);
-    ctx = mixp_context_new(NULL);
+    mixp_context *ctx = mixp_context_new(NULL);
     EXPECT(ctx != NULL);
     memset(o, 0, sizeof *o);
-    for (i = 0; i < LEAVES; i++) {
+    for (int i = 0; i < LEAVES; i++) {
         const matrix *m = &g->leaf[i];
         char name[8];
         int64_t shape[2];
         float v[MOST];
         shape[0] = m->rows;
         shape[1] = m->cols;
-        for (k = 0; k < MOST; k++) v[k] = (float)m->v[k];
+        for (int k = 0; k < MOST; k++) v[k] = (float)m->v[k];
         snprintf(name, sizeof name, "p%d", i);
         t[i] = mixp_param(ctx, name, MIXP_F32, 2, shape);
         EXPECT(mixp_write(t[i], v, MIXP_F32, m->rows * m->cols) == MIXP_OK);
@@ -509,7 +494,7 @@ static void run_mixprec(const graph *g, const matrix *node, mixp_dtype low, int 
     else MIXP_AUTOCAST(ctx, low) { loss = apply_graph(ctx, g, t, node); }
     o->loss = mixp_item(loss);
     mixp_backward(ctx, loss);
-    for (i = 0; i < LEAVES; i++) {
+    for (int i = 0; i < LEAVES; i++) {
         mixp_tensor *grad = t[i]->grad;
         if (grad) EXPECT(mixp_read(grad, o->grad[i], MIXP_F32, g->leaf[i].rows * g->leaf[i].cols) == MIXP_OK);
     }
@@ -529,10 +514,9 @@ static double slope(const graph *g, int i, int direction, int *usable) {
     static graph moved;
     const double h = 1e-5;
     double value[2];
-    int side, k;
-    for (side = 0; side < 2; side++) {
+    for (int side = 0; side < 2; side++) {
         moved = *g;
-        for (k = 0; k < MOST; k++)
+        for (int k = 0; k < MOST; k++)
             moved.leaf[i].v[k] += (side ? -h : h) * along(direction, k);
         value[side] = run_graph(&moved, node);
     }
@@ -557,30 +541,27 @@ static void check_leaf(const graph *g, const outcome *got, int i) {
 
 static void check_f32(const graph *g, const matrix *node, double loss) {
     outcome got;
-    int i, k;
     run_mixprec(g, node, MIXP_F32, 1, &got);
     EXPECT(fabs(got.loss - loss) <= 1e-4 * (1 + largest));
-    for (i = 0; i < LEAVES - g->constant; i++) check_leaf(g, &got, i);
-    for (k = 0; k < MOST && g->constant; k++) EXPECT(got.grad[LEAVES - 1][k] == 0);
+    for (int i = 0; i < LEAVES - g->constant; i++) check_leaf(g, &got, i);
+    for (int k = 0; k < MOST && g->constant; k++) EXPECT(got.grad[LEAVES - 1][k] == 0);
 }
 
 static void check_low(const graph *g, const matrix *node, mixp_dtype low, int level) {
     outcome once, twice;
-    int i, k;
     run_mixprec(g, node, low, level, &once);
     run_mixprec(g, node, low, level, &twice);
     EXPECT(memcmp(&once, &twice, sizeof once) == 0);
     EXPECT(fabs(once.loss) < 1e6);
-    for (i = 0; i < LEAVES; i++)
-        for (k = 0; k < MOST; k++) EXPECT(fabs((double)once.grad[i][k]) < 65504.0);
+    for (int i = 0; i < LEAVES; i++)
+        for (int k = 0; k < MOST; k++) EXPECT(fabs((double)once.grad[i][k]) < 65504.0);
 }
 
 static void fuzz_one(const uint8_t *data, size_t size) {
     static matrix node[NODES];
     static graph g;
-    double loss;
     if (!read_graph(&g, data, size)) return;
-    loss = run_graph(&g, node);
+    double loss = run_graph(&g, node);
     if (data[0] & 2) check_low(&g, node, data[0] & 4 ? MIXP_F16 : MIXP_BF16, data[0] & 8 ? 2 : 1);
     else check_f32(&g, node, loss);
 }

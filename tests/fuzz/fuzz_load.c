@@ -50,7 +50,6 @@ static void tiny_make(tiny *t) {
 static void tiny_train(tiny *t, int steps) {
     static const int64_t shape[2] = { 2, 3 };
     static const float x[6] = { 1, 2, -3, 0.5f, 0, 1 };
-    int o;
     for (; steps > 0; steps--) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(t->ctx);
@@ -60,9 +59,9 @@ static void tiny_train(tiny *t, int steps) {
         }
         mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
         mixp_copy(t->h, t->b);
-        for (o = 0; o < 2; o++) mixp_scaler_step(t->scaler, t->opt[o]);
+        for (int o = 0; o < 2; o++) mixp_scaler_step(t->scaler, t->opt[o]);
         mixp_scaler_update(t->scaler);
-        for (o = 0; o < 2; o++) mixp_zero_grad(t->opt[o]);
+        for (int o = 0; o < 2; o++) mixp_zero_grad(t->opt[o]);
     }
 }
 
@@ -70,11 +69,9 @@ static unsigned char *good, *fresh;     /* checkpoints: of a trained model, of a
 static size_t good_size, fresh_size, data_at;
 
 static unsigned char *save(tiny *t, size_t *size) {
-    unsigned char *copy;
-    const disk_file *f;
     EXPECT(mixp_checkpoint_save("out", &t->all) == MIXP_OK);
-    f = &disk[disk_find("out")];
-    copy = (unsigned char *)malloc(f->size);
+    const disk_file *f = &disk[disk_find("out")];
+    unsigned char *copy = (unsigned char *)malloc(f->size);
     EXPECT(copy != NULL);
     memcpy(copy, f->data, f->size);
     *size = f->size;
@@ -119,10 +116,9 @@ static void fuzz_one(const uint8_t *data, size_t size) {
     tiny_make(&t);
     if (mixp_checkpoint_load("in", &t.all) != MIXP_OK) {
         size_t n;
-        unsigned char *now;
         EXPECT(mixp_context_error(t.ctx, &why) != MIXP_OK && why[0]);
         mixp_context_clear_error(t.ctx);
-        now = save(&t, &n);
+        unsigned char *now = save(&t, &n);
         EXPECT(n == fresh_size && memcmp(now, fresh, n) == 0);
         free(now);
     } else {

@@ -31,8 +31,7 @@ static void fuzz_free(void *p) {
     free(p);
 }
 static void fuzz_clean(void) {
-    int i;
-    for (i = 0; i < 16; i++) fuzz_free(fuzz_kept[i]);
+    for (int i = 0; i < 16; i++) fuzz_free(fuzz_kept[i]);
 }
 
 #define exit(status) fuzz_exit(status)

@@ -58,14 +58,13 @@ static void world_optimizer(world *m) {
 static void world_open(world *m) {
     static const char *const names[WEIGHTS] = { "w0", "w1" };
     mixp_context_desc desc;
-    int i;
     memset(m, 0, sizeof *m);
     memset(&desc, 0, sizeof desc);
     desc.allocate = take;
     desc.release = put;
     desc.threads = 1;
     m->ctx = mixp_context_new(&desc);
-    for (i = 0; i < WEIGHTS; i++) {
+    for (int i = 0; i < WEIGHTS; i++) {
         m->w[i] = mixp_param(m->ctx, names[i], MIXP_F32, 2, square);
         EXPECT(mixp_init_normal(m->w[i], 0, 0.5) == MIXP_OK);
     }
@@ -75,8 +74,7 @@ static void world_open(world *m) {
 
 static mixp_tensor *batch_of(world *m, int step) {
     float x[VALUES];
-    int i;
-    for (i = 0; i < VALUES; i++) x[i] = (float)((i * 7 + step * 5) % 11 - 5) / 8;
+    for (int i = 0; i < VALUES; i++) x[i] = (float)((i * 7 + step * 5) % 11 - 5) / 8;
     return mixp_input(m->ctx, MIXP_F32, 2, square, x);
 }
 
@@ -95,9 +93,8 @@ typedef struct state {
 
 static state state_of(const world *m) {
     state s;
-    int i;
     memset(&s, 0, sizeof s);
-    for (i = 0; i < WEIGHTS; i++) EXPECT(mixp_read(m->w[i], s.w[i], MIXP_F32, VALUES) == MIXP_OK);
+    for (int i = 0; i < WEIGHTS; i++) EXPECT(mixp_read(m->w[i], s.w[i], MIXP_F32, VALUES) == MIXP_OK);
     s.applied = mixp_optimizer_applied(m->opt);
     EXPECT(mixp_scaler_save(m->scaler, &s.scaler) == MIXP_OK);
     return s;
@@ -323,10 +320,9 @@ static mixp_result free_call(world *m) {
 static void understood(world *m, mixp_result r) {
     const char *why = NULL;
     const mixp_result kept = mixp_context_error(m->ctx, &why);
-    int i;
     EXPECT((unsigned)r < MIXP_RESULT_COUNT && (unsigned)kept < MIXP_RESULT_COUNT);
     EXPECT(why && (kept == MIXP_OK) == !*why);
-    for (i = 0; i < CONTEXTS && !depth; i++) mixp_context_clear_error(worlds[i].ctx);
+    for (int i = 0; i < CONTEXTS && !depth; i++) mixp_context_clear_error(worlds[i].ctx);
 }
 
 /* A report that comes with an update which has been made: a divergence, or a pin that fits no site. */
@@ -363,8 +359,7 @@ static mixp_result any_calls(world *m, int n) {
 
 /* Ends whatever was left open. */
 static void settle(world *m) {
-    int i;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_context_clear_error(m->ctx);
         mixp_step_begin(m->ctx);
     }
@@ -377,7 +372,7 @@ static void settle(world *m) {
     mixp_guard_pin(m->ctx, "*", MIXP_DTYPE_COUNT);
     mixp_guard_stop(m->ctx);
     mixp_context_clear_error(m->ctx);
-    for (i = 0; i < WEIGHTS; i++) EXPECT(mixp_tensor_set_requires_grad(m->w[i], 1) == MIXP_OK);
+    for (int i = 0; i < WEIGHTS; i++) EXPECT(mixp_tensor_set_requires_grad(m->w[i], 1) == MIXP_OK);
     if (mixp_optimizer_set_ema(m->opt, 0.5) != MIXP_OK) {       /* the averages are in */
         mixp_context_clear_error(m->ctx);
         EXPECT(mixp_optimizer_swap_ema(m->opt) == MIXP_OK);
@@ -389,8 +384,7 @@ static void settle(world *m) {
 /* Two steps as users write them. */
 static void ordinary(world *m, float *loss) {
     mixp_tensor *t = NULL;
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         EXPECT(mixp_step_begin(m->ctx) == MIXP_OK && mixp_zero_grad(m->opt) == MIXP_OK);
         MIXP_AUTOCAST(m->ctx, MIXP_F16) { t = loss_of(m, batch_of(m, i)); }
         EXPECT(mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, t)) == MIXP_OK);
@@ -402,47 +396,42 @@ static void ordinary(world *m, float *loss) {
 
 static void as_in_a_fresh_context(world *m) {
     float got[2], want[2];
-    state begin, end, fresh_end;
     world fresh;
-    int i;
     settle(m);
-    begin = state_of(m);
+    state begin = state_of(m);
     world_open(&fresh);
-    for (i = 0; i < WEIGHTS; i++) EXPECT(mixp_write(fresh.w[i], begin.w[i], MIXP_F32, VALUES) == MIXP_OK);
+    for (int i = 0; i < WEIGHTS; i++) EXPECT(mixp_write(fresh.w[i], begin.w[i], MIXP_F32, VALUES) == MIXP_OK);
     EXPECT(mixp_scaler_update_to(fresh.scaler, 1024.0f) == MIXP_OK);
     ordinary(m, got);
     ordinary(&fresh, want);
-    end = state_of(m);
-    fresh_end = state_of(&fresh);
+    state end = state_of(m);
+    state fresh_end = state_of(&fresh);
     EXPECT(memcmp(got, want, sizeof got) == 0);
     EXPECT(memcmp(end.w, fresh_end.w, sizeof end.w) == 0);
     mixp_context_free(fresh.ctx);
 }
 
 static void fuzz_one(const uint8_t *data, size_t size) {
-    state other, same;
-    int i, turn;
     input = data;
     left = size;
     depth = 0;
-    for (i = 0; i < CONTEXTS; i++) world_open(&worlds[i]);
+    for (int i = 0; i < CONTEXTS; i++) world_open(&worlds[i]);
     while (left) {
-        turn = next(4) == 0;
-        other = state_of(&worlds[!turn]);
+        int turn = next(4) == 0;
+        state other = state_of(&worlds[!turn]);
         any_calls(&worlds[turn], 1 + next(6));
-        same = state_of(&worlds[!turn]);
+        state same = state_of(&worlds[!turn]);
         EXPECT(memcmp(&other, &same, sizeof other) == 0);
     }
-    for (i = 0; i < CONTEXTS; i++) as_in_a_fresh_context(&worlds[i]);
-    for (i = 0; i < CONTEXTS; i++) mixp_context_free(worlds[i].ctx);
+    for (int i = 0; i < CONTEXTS; i++) as_in_a_fresh_context(&worlds[i]);
+    for (int i = 0; i < CONTEXTS; i++) mixp_context_free(worlds[i].ctx);
     EXPECT(alive == 0);
 }
 
 static size_t fuzz_seed(int i, uint8_t *out) {
     uint32_t x = 2463534242u + (uint32_t)i * 7919u;
-    size_t k;
     if (i >= 20) return 0;
-    for (k = 0; k < 300; k++) {
+    for (size_t k = 0; k < 300; k++) {
         x ^= x << 13;
         x ^= x >> 17;
         x ^= x << 5;

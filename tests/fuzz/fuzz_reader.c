@@ -12,12 +12,10 @@ static uint64_t bits_of(const mixp_st_entry *e) {
         { "I16", 16 }, { "U16", 16 }, { "F16", 16 }, { "BF16", 16 }, { "I32", 32 }, { "U32", 32 },
         { "F32", 32 }, { "C64", 64 }, { "F64", 64 }, { "I64", 64 }, { "U64", 64 } };
     uint64_t bits = 0;
-    size_t i;
-    int k;
-    for (i = 0; i < sizeof types / sizeof types[0]; i++)
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
         if (strcmp(types[i].name, e->type) == 0) bits = types[i].bits;
     EXPECT(bits > 0);
-    for (k = 0; k < e->rank; k++) bits *= (uint64_t)e->shape[k];
+    for (int k = 0; k < e->rank; k++) bits *= (uint64_t)e->shape[k];
     return bits;
 }
 
@@ -44,7 +42,6 @@ static void fuzz_one(const uint8_t *data, size_t size) {
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors *f, *again;
     mixp_st_entry *entries;
-    int64_t i, n;
     disk_put("in", data, size);
     if (mixp_safetensors_read("in", &f, error, sizeof error) != MIXP_OK) {
         EXPECT(!f && error[0]);
@@ -52,13 +49,13 @@ static void fuzz_one(const uint8_t *data, size_t size) {
     }
     EXPECT(error[0] == '\0');
     look_at(f, size);
-    n = mixp_safetensors_count(f);
+    int64_t n = mixp_safetensors_count(f);
     entries = (mixp_st_entry *)malloc((size_t)n * sizeof *entries + 1);
-    for (i = 0; i < n; i++) entries[i] = *mixp_safetensors_at(f, i);
+    for (int64_t i = 0; i < n; i++) entries[i] = *mixp_safetensors_at(f, i);
     EXPECT(mixp_safetensors_write("out", entries, n, NULL, 0, error, sizeof error) == MIXP_OK);
     EXPECT(mixp_safetensors_read("out", &again, error, sizeof error) == MIXP_OK);
     EXPECT(mixp_safetensors_count(again) == n);
-    for (i = 0; i < n && n < 100; i++) {
+    for (int64_t i = 0; i < n && n < 100; i++) {
         const mixp_st_entry *e = mixp_safetensors_find(again, entries[i].name);
         EXPECT(e && e->bytes == entries[i].bytes && e->rank == entries[i].rank);
         EXPECT(!memcmp(e->data, entries[i].data, e->bytes) && strcmp(e->type, entries[i].type) == 0);

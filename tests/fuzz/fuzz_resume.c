@@ -40,8 +40,7 @@ static void piece_release(void *memory, void *user) {
 }
 
 static void pieces_copy(void) {
-    int i;
-    for (i = 0; i < n_pieces; i++) {
+    for (int i = 0; i < n_pieces; i++) {
         pieces[i].copy = (unsigned char *)malloc(pieces[i].bytes + 1);
         EXPECT(pieces[i].copy != NULL);
         memcpy(pieces[i].copy, pieces[i].memory, pieces[i].bytes);
@@ -64,8 +63,7 @@ static void context_excused(mixp_context *copy, const mixp_context *now) {
 }
 
 static void pieces_forget(void) {
-    int i;
-    for (i = 0; i < n_pieces; i++) {
+    for (int i = 0; i < n_pieces; i++) {
         free(pieces[i].copy);
         pieces[i].copy = NULL;
     }
@@ -89,8 +87,7 @@ static int piece_holds(const piece *p, const void *at) {
 
 static void pieces_expect(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
-    int i;
-    for (i = 0; i < n_pieces; i++) {
+    for (int i = 0; i < n_pieces; i++) {
         piece *p = &pieces[i];
         if (!p->copy) continue;
         if (p->memory == (const unsigned char *)ctx)
@@ -204,34 +201,30 @@ static void training_begin(training *t, int rich) {
 static mixp_tensor *training_loss(training *t) {
     float x[ROWS * SIDE];
     int64_t shape[2];
-    mixp_tensor *h;
-    int i;
     shape[0] = ROWS;
     shape[1] = t->rich ? SIDE : SMALL_SIDE;
-    for (i = 0; i < ROWS * SIDE; i++) x[i] = (float)((i * 37) % 19 - 9) / 8.0f;
-    h = mixp_linear(t->ctx, mixp_input(t->ctx, MIXP_F32, 2, shape, x), t->w, t->b);
+    for (int i = 0; i < ROWS * SIDE; i++) x[i] = (float)((i * 37) % 19 - 9) / 8.0f;
+    mixp_tensor *h = mixp_linear(t->ctx, mixp_input(t->ctx, MIXP_F32, 2, shape, x), t->w, t->b);
     h = mixp_dropout(t->ctx, mixp_gelu(t->ctx, h), 0.25f, 1);
     h = mixp_linear(t->ctx, h, t->u, NULL);
     return mixp_mean(t->ctx, mixp_mul(t->ctx, h, h), MIXP_ALL, 0);
 }
 
 static void training_run(training *t, int steps) {
-    int o;
     mixp_autocast region = { MIXP_F16, 1, NULL };
     if (t->rich) region.level = 2;
     for (; steps > 0; steps--) {
-        mixp_tensor *loss;
         mixp_step_begin(t->ctx);
         const int opened = mixp_autocast_open_with(t->ctx, &region);
-        loss = training_loss(t);
+        mixp_tensor *loss = training_loss(t);
         mixp_autocast_close(t->ctx, opened);
         if (t->rich) mixp_optimizer_set_loss(t->opt[0], loss);
         mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
         mixp_copy(t->carried, loss);
         mixp_write(t->seen, t->cursor, MIXP_I64, 2);
-        for (o = 0; o < 3; o++) mixp_scaler_step(t->scaler, t->opt[o]);
+        for (int o = 0; o < 3; o++) mixp_scaler_step(t->scaler, t->opt[o]);
         mixp_scaler_update(t->scaler);
-        for (o = 0; o < 3; o++) mixp_zero_grad(t->opt[o]);
+        for (int o = 0; o < 3; o++) mixp_zero_grad(t->opt[o]);
         if (t->cursor[0] < INT64_MAX) t->cursor[0]++;
     }
 }
@@ -242,9 +235,8 @@ typedef struct file_bytes { unsigned char *bytes; size_t size; } file_bytes;
 
 static file_bytes training_save(training *t) {
     file_bytes f;
-    int i;
     EXPECT(mixp_checkpoint_save("out", &t->all) == MIXP_OK);
-    i = disk_find("out");
+    int i = disk_find("out");
     f.size = disk[i].size;
     f.bytes = (unsigned char *)malloc(f.size);
     EXPECT(f.bytes != NULL);
@@ -263,9 +255,8 @@ static void training_expect(training *t, const file_bytes *expected) {
 static file_bytes good[2], good_next[2], early[2], early_next[2];
 
 static void prepare(void) {
-    int rich;
     if (good[0].bytes) return;
-    for (rich = 0; rich < 2; rich++) {
+    for (int rich = 0; rich < 2; rich++) {
         training t;
         training_begin(&t, rich);
         training_run(&t, 2);
@@ -294,18 +285,16 @@ typedef struct parts {
 
 static void parts_read(parts *p, const file_bytes *from) {
     mixp_safetensors *f;
-    int i;
     disk_put("in", from->bytes, from->size);
     EXPECT(mixp_safetensors_read("in", &f, NULL, 0) == MIXP_OK);
     p->n = (int)mixp_safetensors_count(f);
     EXPECT(p->n < ENTRIES - 16);
     p->schema = "1";
     p->names = (char (*)[64])calloc(ENTRIES, sizeof *p->names);
-    for (i = 0; i < p->n; i++) {
+    for (int i = 0; i < p->n; i++) {
         mixp_st_entry *e = &p->e[i];
-        void *data;
         *e = *mixp_safetensors_at(f, i);
-        data = malloc(e->bytes + 1);
+        void *data = malloc(e->bytes + 1);
         EXPECT(data && strlen(e->name) < sizeof p->names[i] - 2);
         memcpy(data, e->data, e->bytes);
         e->data = data;
@@ -318,8 +307,7 @@ static void parts_read(parts *p, const file_bytes *from) {
 }
 
 static void parts_free(parts *p) {
-    int i;
-    for (i = 0; i < p->n; i++) free((void *)(uintptr_t)p->e[i].data);
+    for (int i = 0; i < p->n; i++) free((void *)(uintptr_t)p->e[i].data);
     free(p->names);
 }
 
@@ -354,13 +342,11 @@ static void change_element(mixp_st_entry *e, size_t at, int which) {
 }
 
 static void change_all(mixp_st_entry *e, int which) {
-    size_t i;
-    for (i = 0; i < e->bytes && i < 20000; i++) change_element(e, i, which);
+    for (size_t i = 0; i < e->bytes && i < 20000; i++) change_element(e, i, which);
 }
 
 static void change_raw(mixp_st_entry *e, size_t at, const uint8_t *raw) {
-    size_t i;
-    for (i = 0; i < 8 && e->bytes; i++)
+    for (size_t i = 0; i < 8 && e->bytes; i++)
         ((unsigned char *)(uintptr_t)e->data)[(at * 8 + i) % e->bytes] = raw[i];
 }
 
@@ -402,9 +388,8 @@ static void change_dtype(mixp_st_entry *e, int which) {
 
 /* The same elements in another shape. */
 static void change_shape(mixp_st_entry *e, int which) {
-    int64_t t;
     if (e->rank == 2 && which % 2) {
-        t = e->shape[0];
+        int64_t t = e->shape[0];
         e->shape[0] = e->shape[1];
         e->shape[1] = t;
     } else if (e->rank < MIXP_MAX_RANK) e->shape[e->rank++] = 1;
@@ -475,9 +460,8 @@ static int is_made_anew(const char *name)
 static void expect_saved(training *t, const parts *p) {
     file_bytes out = training_save(t);
     mixp_safetensors *f;
-    int i;
     EXPECT(mixp_safetensors_read("out", &f, NULL, 0) == MIXP_OK);
-    for (i = 0; i < p->n; i++) {
+    for (int i = 0; i < p->n; i++) {
         const mixp_st_entry *e = &p->e[i], *now = mixp_safetensors_find(f, e->name);
         if (!now || is_made_anew(e->name)) continue;
         EXPECT(now->bytes == e->bytes && memcmp(now->data, e->data, e->bytes) == 0);
@@ -490,11 +474,10 @@ static void expect_saved(training *t, const parts *p) {
 static void go_on(training *t) {
     mixp_site_info site;
     mixp_event event;
-    int i;
     training_run(t, 2);
-    for (i = 0; mixp_site(t->ctx, i, &site); i++) EXPECT(site.falls >= 0 && site.clean_needed > 0);
-    for (i = 0; mixp_guard_event(t->ctx, i, &event); i++) EXPECT(event.what[0]);
-    for (i = 0; i < 3; i++) mixp_optimizer_verdict(t->opt[i]);
+    for (int i = 0; mixp_site(t->ctx, i, &site); i++) EXPECT(site.falls >= 0 && site.clean_needed > 0);
+    for (int i = 0; mixp_guard_event(t->ctx, i, &event); i++) EXPECT(event.what[0]);
+    for (int i = 0; i < 3; i++) mixp_optimizer_verdict(t->opt[i]);
     mixp_retry(t->scaler, 2);
     mixp_context_clear_error(t->ctx);       /* it may diverge from there: no crash is asked */
     EXPECT(mixp_checkpoint_save("out", &t->all) == MIXP_OK);

@@ -36,8 +36,7 @@ DISK_API disk_file disk[DISK_FILES];
 static struct { int file; size_t at; } disk_open_files[DISK_FILES];    /* by descriptor */
 
 DISK_API int disk_find(const char *name) {
-    int i;
-    for (i = 0; i < DISK_FILES; i++)
+    for (int i = 0; i < DISK_FILES; i++)
         if (disk[i].is_there && strcmp(disk[i].name, name) == 0) return i;
     errno = ENOENT;
     return -1;

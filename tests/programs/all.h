@@ -64,7 +64,6 @@ static void program_add_t5(const char *name, void (*open)(session *))
 { program_add(name, sizeof(t5), open, t5_batch, t5_loss, 5e-3)->steps = 100; }
 
 static void programs_of_sequences(void) {
-    program *p;
     PROGRAM(lstm, 2e-2)->carry = lstm_carry;
     PROGRAM(rnn, 1e-2)->carry = rnn_carry;
     PROGRAM(tagger, 5e-2);
@@ -76,7 +75,7 @@ static void programs_of_sequences(void) {
     program_add_t5("t5_log", t5_log_open);
     program_add_t5("t5_fused", t5_fused_open);
     program_add_t5("t5_wide", t5_wide_open);
-    p = PROGRAM(gpt, 1e-2);
+    program *p = PROGRAM(gpt, 1e-2);
     p->parts = 4;
     p->dropout = 1;
     PROGRAM(logits, 1e-1);
@@ -100,7 +99,6 @@ static void programs_of_several_networks(void) {
 
 /* Fills the table. main calls it first. */
 static void programs_make(void) {
-    program *p;
     PROGRAM(mlp, 1e-2);
     programs_of_sequences();
     programs_of_several_networks();
@@ -108,7 +106,7 @@ static void programs_make(void) {
     PROGRAM(moe, 3e-2);
     PROGRAM(graph, 1e-2);
     PROGRAM(diffusion, 1e-2);
-    p = PROGRAM(contrastive, 1e-2);
+    program *p = PROGRAM(contrastive, 1e-2);
     p->carry = contrastive_carry;
     p->mixes = 1;
     PROGRAM(two_tasks, 1e-2);

@@ -41,7 +41,6 @@ static int fragment(void) {
 }
 
 int main(void) {
-    int failed;
     ctx = mixp_context_new(NULL);
     scaler = mixp_scaler_new(ctx, NULL);
     adamw = mixp_adamw_defaults();
@@ -54,7 +53,7 @@ int main(void) {
     mixp_optimizer_add_all(opt, "*");
     next_batch(x, label);
     my_backward(1.0f);
-    failed = fragment();
+    int failed = fragment();
     if (mixp_context_error(ctx, &why) != MIXP_OK) failed = fprintf(stderr, "%s\n", why);
     mixp_context_free(ctx);
     return failed != 0;

@@ -126,12 +126,11 @@ static void fill_batch(session *s, const program *p, int step, int part) {
 static void walks(session *s, const program *p, int turn, int step, int first, int last, int of) {
     mixp_scaler *scaler = scaler_at(s, p, turn);
     for (int part = first; part < last; part++) {
-        mixp_tensor *loss;
         if (!s->filled) fill_batch(s, p, step, part);
         mixp_step_begin(s->ctx);
         for (int i = 0; part == first && i < turns_of(p); i++) mixp_zero_grad(s->opt[i]);
         if (s->apart) mixp_ranks_hold(s->ctx, part + 1 < last);
-        loss = forward(s, p, turn, 1);
+        mixp_tensor *loss = forward(s, p, turn, 1);
         if (of > 1) loss = mixp_scale(s->ctx, loss, 1.0f / (float)of);
         mixp_backward(s->ctx, mixp_scaler_scale(scaler, loss));
         if (p->carry) MIXP_NO_GRAD(s->ctx) p->carry(s);
@@ -190,11 +189,10 @@ static void truths_of_weights(truths *t, const session *s) {
 /* A session in f32 without autocast, with a given state. */
 static session *mirror_open(const program *p, int guard, const float *state) {
     mode     how;
-    session *f32;
     memset(&how, 0, sizeof how);
     how.dtype = MIXP_F32;
     how.guard = guard;
-    f32 = session_open(p, &how, NULL, NULL);
+    session *f32 = session_open(p, &how, NULL, NULL);
     state_write(f32, state);
     return f32;
 }
@@ -334,7 +332,6 @@ static void hash_in(uint64_t *h, const void *data, size_t bytes) {
 
 static void outcome_take(outcome *o, const session *s, const program *p, int scored) {
     static float state[BLOCK];
-    const float *at;
     const char  *why = "";
     o->error = mixp_context_error(s->ctx, &why);
     snprintf(o->why, sizeof o->why, "%s", why);
@@ -344,7 +341,7 @@ static void outcome_take(outcome *o, const session *s, const program *p, int sco
         o->applied[i] = v.applied;
         o->skipped[i] = v.skipped;
     }
-    at = state + weights_count(s);
+    const float *at = state + weights_count(s);
     state_read(s, state);
     o->bits = o->kept = o->shared = 14695981039346656037u;
     hash_in(&o->bits, state, (size_t)weights_count(s) * sizeof(float));
@@ -418,13 +415,12 @@ static void train(session *s, const program *p, outcome *o, int turn, int step, 
     static truths t;
     const int     parts = s->how.parts ? s->how.parts : p->parts ? p->parts : 1;
     mixp_scaler  *scaler = scaler_at(s, p, turn);
-    mixp_verdict  verdict;
     do {
         const float    scale = s->how.guard ? mixp_scaler_loss_scale(scaler) : 1.0f;
         const uint64_t began = mixp_context_steps(s->ctx);
         state_read(s, before);
         walks(s, p, turn, step, 0, parts, parts);
-        verdict = mixp_scaler_verdict(scaler);
+        mixp_verdict verdict = mixp_scaler_verdict(scaler);
         o->dives += s->how.guard && mixp_scaler_loss_scale(scaler) < 0.4f * scale;
         note_state(o, s, before, verdict.outcome == MIXP_STEP_SKIPPED);
         o->bad_losses += verdict.outcome == MIXP_STEP_SKIPPED && verdict.loss_bad;
@@ -461,10 +457,9 @@ static mixp_checkpoint checkpoint_of(session *s, const program *p, extras *x) {
 static session *resumed(session *s, const program *p, const char *path) {
     extras          x;
     mixp_checkpoint c = checkpoint_of(s, p, &x);
-    session        *next;
     if (scalers_of(p) > 1) mixp_scaler_save(s->scaler[1], &x.second);
     mixp_checkpoint_save(path, &c);
-    next = session_open(p, &s->how, mixp_context_device(s->ctx), NULL);
+    session *next = session_open(p, &s->how, mixp_context_device(s->ctx), NULL);
     memset(&x, 0, sizeof x);
     c = checkpoint_of(next, p, &x);
     mixp_checkpoint_load(path, &c);

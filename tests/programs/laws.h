@@ -79,12 +79,11 @@ static void broke(const program *p, const mode *how, enum law law, const char *f
     va_list       values;
     const int     known = is_known(p, how, law);
     const int     shown = t->cells == 0 || (!known && t->known == t->cells);
-    int           n;
     t->cells++;
     t->known += known;
     test_bad += !known;
     if (!shown) return;
-    n = snprintf(t->first, sizeof t->first, "%s: ", mode_text(p, how));
+    int n = snprintf(t->first, sizeof t->first, "%s: ", mode_text(p, how));
     va_start(values, format);
     vsnprintf(t->first + n, sizeof t->first - (size_t)n, format, values);
     va_end(values);

@@ -9,10 +9,9 @@
 
 /* What the ranks have to tell, in memory that both see. */
 static outcome *shared_outcomes(void) {
-    void *at;
     int   zero = open("/dev/zero", O_RDWR);
     if (zero < 0) return NULL;
-    at = mmap(NULL, 2 * sizeof(outcome), PROT_READ | PROT_WRITE, MAP_SHARED, zero, 0);
+    void *at = mmap(NULL, 2 * sizeof(outcome), PROT_READ | PROT_WRITE, MAP_SHARED, zero, 0);
     close(zero);
     return at == MAP_FAILED ? NULL : (outcome *)at;
 }

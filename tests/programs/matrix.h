@@ -118,9 +118,8 @@ static int hold_pair(const program *p, const mode *how) {
     static outcome guarded;
     yardstick      y = known_yardstick(p, how->parts);
     const outcome *plain = known_plain(p, how);
-    int            broken;
     run(p, how, &guarded);
-    broken = hold(p, how, plain, &guarded, y);
+    int broken = hold(p, how, plain, &guarded, y);
     table_note(p, how, plain, &guarded, y, broken);
     return broken;
 }

@@ -42,13 +42,12 @@ static mixp_tensor *neighbours_share(session *s, mixp_tensor *h, mixp_tensor *fr
     neighbours   *m = (neighbours *)s->model;
     mixp_context *c = s->ctx;
     const int64_t nodes[2] = { NEAR_NODES, 1 };
-    mixp_tensor  *share, *sum, *close;
-    share = mixp_add(c, mixp_embedding(c, mixp_linear(c, h, m->ask, NULL), to),
+    mixp_tensor *share = mixp_add(c, mixp_embedding(c, mixp_linear(c, h, m->ask, NULL), to),
                      mixp_embedding(c, mixp_linear(c, h, m->answer, NULL), from));
     share = mixp_exp(c, mixp_leaky_relu(c, mixp_add(c, share, m->shift), 0.2f));
-    close = mixp_le(c, floats(s, m->length, NEAR_EDGES, 1, 0), mixp_full(c, MIXP_F32, 0, NULL, 1.5));
+    mixp_tensor *close = mixp_le(c, floats(s, m->length, NEAR_EDGES, 1, 0), mixp_full(c, MIXP_F32, 0, NULL, 1.5));
     share = mixp_where(c, close, share, mixp_scale(c, share, 1e-3f));
-    sum = mixp_index_add(c, mixp_full(c, share->dtype, 2, nodes, 0), 0, to, share);
+    mixp_tensor *sum = mixp_index_add(c, mixp_full(c, share->dtype, 2, nodes, 0), 0, to, share);
     return mixp_div(c, share, mixp_embedding(c, sum, to));
 }
 

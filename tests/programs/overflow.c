@@ -67,9 +67,8 @@ static layer make_layer(gpt *m, const char *name, int64_t rows, int64_t cols, do
 
 static mixp_tensor *make_table(gpt *m, const char *name, int64_t rows) {
     int64_t      shape[2] = {0, WIDTH};
-    mixp_tensor *t;
     shape[0] = rows;
-    t = mixp_param(m->ctx, name, MIXP_F32, 2, shape);
+    mixp_tensor *t = mixp_param(m->ctx, name, MIXP_F32, 2, shape);
     mixp_init_normal(t, 0, 0.02);
     return t;
 }
@@ -113,10 +112,9 @@ static mixp_tensor *gpt_loss(const gpt *m, const int32_t *ids, const int32_t *ne
     mixp_context *ctx = m->ctx;
     int64_t       shape[2] = {BATCH, LENGTH}, length = LENGTH;
     int32_t       ramp[LENGTH];
-    mixp_tensor  *x, *y;
     for (int i = 0; i < LENGTH; i++) ramp[i] = i;
-    x = mixp_embedding(ctx, m->tokens, mixp_input(ctx, MIXP_I32, 2, shape, ids));
-    y = mixp_embedding(ctx, m->places, mixp_input(ctx, MIXP_I32, 1, &length, ramp));
+    mixp_tensor *x = mixp_embedding(ctx, m->tokens, mixp_input(ctx, MIXP_I32, 2, shape, ids));
+    mixp_tensor *y = mixp_embedding(ctx, m->places, mixp_input(ctx, MIXP_I32, 1, &length, ramp));
     x = mixp_add(ctx, x, y);
     for (int i = 0; i < LAYERS; i++) x = block_forward(m, &m->blocks[i], x);
     y = mixp_linear(ctx, norm(m, x, m->norm), m->tokens, NULL);
@@ -198,14 +196,13 @@ static int plant_hold(const block *b, plant what) {
 
 static mixp_optimizer *make_optimizer(gpt *m) {
     mixp_optimizer_desc d = mixp_adamw_defaults();
-    mixp_optimizer *opt;
     d.lr = 3e-3;
     d.weight_decay = 0;
     d.max_norm = 1;
     d.schedule.kind = MIXP_SCHEDULE_LINEAR;
     d.schedule.total = STEPS;
     d.schedule.min_factor = 0.01;
-    opt = mixp_optimizer_new(m->ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(m->ctx, &d);
     mixp_optimizer_add(opt, m->tokens, NULL);
     mixp_optimizer_add(opt, m->places, NULL);
     for (int i = 0; i < LAYERS; i++) {
@@ -225,14 +222,13 @@ static double train_step(gpt *m, const run *r, mixp_optimizer *opt, mixp_scaler 
     int32_t      ids[TOKENS], next[TOKENS];
     block       *b = &m->blocks[MIDDLE];
     mixp_tensor *loss = NULL;
-    double       value;
     plant_step(b, r->what, step);
     make_batch(step, ids, next);
     mixp_zero_grad(opt);
     mixp_step_begin(m->ctx);
     MIXP_AUTOCAST(m->ctx, r->dtype) { loss = gpt_loss(m, ids, next); }
     mixp_backward(m->ctx, mixp_scaler_scale(scaler, loss));
-    value = mixp_item(loss);
+    double value = mixp_item(loss);
     plant_hold(b, r->what);
     mixp_scaler_step(scaler, opt);
     mixp_scaler_update(scaler);
@@ -285,16 +281,12 @@ static mixp_result export_run(mixp_context *ctx, plant planted, const char *fold
 
 static int train(run *r, const char *folder) {
     mixp_context_desc desc;
-    mixp_context     *ctx;
-    mixp_optimizer   *opt;
-    mixp_scaler      *scaler;
-    mixp_result       result;
     const char       *why = "";
     gpt               m;
     memset(&desc, 0, sizeof desc);
     desc.seed = 1337;
     desc.threads = 1;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     mixp_autocast_set_level(ctx, r->level);
     if (r->guarded) mixp_guard_start(ctx, NULL);
     make_gpt(&m, ctx);
@@ -303,8 +295,8 @@ static int train(run *r, const char *folder) {
         fprintf(stderr, "cannot write into %s\n", folder);
         return 0;
     }
-    opt = make_optimizer(&m);
-    scaler = mixp_scaler_new(ctx, NULL);        /* PyTorch's rule */
+    mixp_optimizer *opt = make_optimizer(&m);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);        /* PyTorch's rule */
     for (int step = 0; step < STEPS; step++) {
         double loss;
         do loss = train_step(&m, r, opt, scaler, step);     /* the same batch, site by site */
@@ -314,7 +306,7 @@ static int train(run *r, const char *folder) {
     }
     r->verdict = mixp_scaler_verdict(scaler);
     note_sites(r, ctx);
-    result = mixp_context_error(ctx, &why);
+    mixp_result result = mixp_context_error(ctx, &why);
     if (result == MIXP_ERR_DIVERGED) r->loss = HUGE_VAL;
     if (result != MIXP_OK) fprintf(stderr, "%s: %s\n", r->name, why);
     mixp_context_free(ctx);
@@ -343,10 +335,9 @@ static int show(plant what, const char *folder) {
     int good = 1;
     printf("%-30s %10s %8s %10s %12s\n", plant_names[what], "loss", "applied", "skipped", "scale");
     for (int i = 0; i < 4; i++) {
-        double off;
         if (!train(&runs[i], i ? NULL : folder)) return -1;
         print_run(&runs[i]);
-        off = fabs(runs[i].loss - runs[0].loss);
+        double off = fabs(runs[i].loss - runs[0].loss);
         if (runs[i].guarded) good = good && off <= 0.01;
         else if (i) good = good && !(off <= 0.01);
     }

@@ -31,9 +31,8 @@ static void ranking_batch(session *s) {
 /* The documents with the highest grades first. */
 static mixp_tensor *ranking_list(session *s, mixp_tensor *score, mixp_tensor *order) {
     mixp_context *c = s->ctx;
-    mixp_tensor  *rest;
     score = mixp_gather(c, score, 1, order);
-    rest = mixp_exp(c, mixp_sub(c, score, mixp_detach(c, mixp_max(c, score, 1, 1))));
+    mixp_tensor *rest = mixp_exp(c, mixp_sub(c, score, mixp_detach(c, mixp_max(c, score, 1, 1))));
     rest = mixp_flip(c, mixp_cumsum(c, mixp_flip(c, rest, 1), 1), 1);
     rest = mixp_add(c, mixp_log(c, rest), mixp_detach(c, mixp_max(c, score, 1, 1)));
     return mixp_mean(c, mixp_sub(c, rest, score), 1, 0);

@@ -26,9 +26,8 @@ static void one_dimension(void) {
         for (o = 0; o < 3; o++)
             for (p = 0; p < 4; p++) {
                 double sum = 0;
-                int64_t c, j;
-                for (c = 0; c < 2; c++)
-                    for (j = 0; j < 3; j++)
+                for (int64_t c = 0; c < 2; c++)
+                    for (int64_t j = 0; j < 3; j++)
                         if (2 * p - 1 + j >= 0 && 2 * p - 1 + j < 7)
                             sum += x[(n * 2 + c) * 7 + 2 * p - 1 + j] * w[(o * 2 + c) * 3 + j];
                 CHECK_NEAR((double)got[(n * 3 + o) * 4 + p], sum, 1e-5);
@@ -39,16 +38,14 @@ static void one_dimension(void) {
 /* Programs of earlier versions pass frozen parameters. In a loop of mixp_retry the library names the cure. */
 static void frozen_statistics_warn(void) {
     norm_run n;
-    int      step;
     norm_open(&n, 1, 1024, 1);
     n.keep.mean = norm_param(&n, "mean", 1, NORM_WIDTH, 0);
     n.keep.variance = norm_param(&n, "variance", 1, NORM_WIDTH, 0);
     mixp_tensor_set_requires_grad(n.keep.mean, 0);
     mixp_tensor_set_requires_grad(n.keep.variance, 0);
     mixp_fill(n.keep.variance, 1);
-    for (step = 0; step < 2; step++) {
-        int i;
-        for (i = 0; i < NORM_ROWS; i++) n.x[i] = (float)(i * i);
+    for (int step = 0; step < 2; step++) {
+        for (int i = 0; i < NORM_ROWS; i++) n.x[i] = (float)(i * i);
         norm_count(&n);
         norm_try(&n);
         norm_compare(&n);
@@ -70,14 +67,12 @@ static mixp_tensor *norm_block(mixp_context *ctx, mixp_tensor *x, void *user) {
 static void a_recomputed_batch_counts_once(void) {
     const int64_t shape[4] = { NORM_ROWS, 1, 1, 1 };
     norm_run      n;
-    int           step, i;
     norm_open(&n, 1, 1024, 0);
     mixp_tensor_set_requires_grad(n.w, 1);
-    for (step = 0; step < 3; step++) {
-        mixp_tensor *y;
-        for (i = 0; i < NORM_ROWS; i++) n.x[i] = (float)((3 * i + step) % 5);
+    for (int step = 0; step < 3; step++) {
+        for (int i = 0; i < NORM_ROWS; i++) n.x[i] = (float)((3 * i + step) % 5);
         mixp_step_begin(n.ctx);
-        y = mixp_recompute(n.ctx, norm_block, &n, mixp_input(n.ctx, MIXP_F32, 4, shape, n.x));
+        mixp_tensor *y = mixp_recompute(n.ctx, norm_block, &n, mixp_input(n.ctx, MIXP_F32, 4, shape, n.x));
         CHECK_INT(mixp_backward(n.ctx, mixp_mean(n.ctx, mixp_sin(n.ctx, y), MIXP_ALL, 0)), MIXP_OK);
         norm_count(&n);
         norm_compare(&n);
@@ -90,9 +85,8 @@ static void a_recomputed_batch_counts_once(void) {
 static void statistics_that_do_not_fit(void) {
     const int64_t shape[4] = { 2, 4, 2, 2 }, row[2] = { 1, 4 }, four[1] = { 4 };
     static const float x[32] = { 1, 2, 3 };
-    int i, training;
-    for (i = 0; i < 4; i++)
-        for (training = 0; training < 2; training++) {
+    for (int i = 0; i < 4; i++)
+        for (int training = 0; training < 2; training++) {
             mixp_context   *ctx = conv_context();
             norm_statistics keep = batch_norm_statistics(ctx, "bn", 4);
             if (i == 0) keep.mean = mixp_buffer(ctx, "m", MIXP_F32, 2, row);
@@ -110,8 +104,7 @@ static void statistics_that_do_not_fit(void) {
 static void lists_that_end_early(void) {
     const int64_t shape[4] = { 1, 2, 4, 4 }, weights[4] = { 2, 2, 3, 3 };
     static const float x[36] = { 1, 2, 3 };
-    int i;
-    for (i = 0; i < 7; i++) {
+    for (int i = 0; i < 7; i++) {
         mixp_context *ctx = conv_context();
         mixp_tensor  *image, *w, *y;
         const char   *why = "";

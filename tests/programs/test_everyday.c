@@ -44,14 +44,13 @@ static void ranks_have_the_same_bits(void) {
  * whether the context has warned. */
 static int warns(const program *p, mode how, truths *t) {
     session *s = session_open(p, &how, NULL, NULL);
-    int      warned;
     memset(t, 0, sizeof *t);
     for (int step = 0; step < 8; step++) {
         walks(s, p, step % turns_of(p), step, 0, 1, 1);
         truths_take(t, s->ctx);
     }
     CHECK_INT(mixp_context_error(s->ctx, NULL), MIXP_OK);
-    warned = *mixp_context_warning(s->ctx) != 0;
+    int warned = *mixp_context_warning(s->ctx) != 0;
     session_close(s);
     return warned;
 }

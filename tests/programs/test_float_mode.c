@@ -40,19 +40,17 @@ static uint64_t run_of(const program *p, const mode *how, int trapped) {
     static float state[BLOCK];
     char path[64];
     mixp_checkpoint what;
-    session *s;
     uint64_t h = 14695981039346656037u;
-    int step, i, n;
     doing = p->name;
     if (trapped) traps_on(0);
-    s = session_open(p, how, NULL, NULL);
+    session *s = session_open(p, how, NULL, NULL);
     memset(&what, 0, sizeof what);
     what.ctx = s->ctx;
     what.scaler = s->scaler[0];
     what.optimizers = s->opt;
     what.n_optimizers = turns_of(p);
     snprintf(path, sizeof path, "/tmp/mixprec_float_%ld.st", (long)getpid());
-    for (step = 0; step < 8; step++) {
+    for (int step = 0; step < 8; step++) {
         const int turn = step % turns_of(p), parts = how->parts ? how->parts : p->parts ? p->parts : 1;
         mixp_scaler *scaler = scaler_at(s, p, turn);
         if (trapped) traps_on(0);
@@ -72,19 +70,17 @@ static uint64_t run_of(const program *p, const mode *how, int trapped) {
         if (trapped && CAN_TRAP) CHECK_INT(traps_off() & (FE_INVALID | FE_OVERFLOW), FE_INVALID | FE_OVERFLOW);
     }
     CHECK_INT(mixp_context_error(s->ctx, NULL), MIXP_OK);
-    n = state_read(s, state);
-    for (i = 0; i < n; i++) h = (h ^ mixp_bits_of_f32(state[i])) * 1099511628211u;
+    int n = state_read(s, state);
+    for (int i = 0; i < n; i++) h = (h ^ mixp_bits_of_f32(state[i])) * 1099511628211u;
     session_close(s);
     remove(path);
     return h;
 }
 
 static void programs_under_traps(void) {
-    int i;
-    size_t k;
     if (!CAN_TRAP) SKIP("this system lets no exception trap");
-    for (i = 0; i < program_count; i++)
-        for (k = 0; k < sizeof trapped_modes / sizeof trapped_modes[0]; k++) {
+    for (int i = 0; i < program_count; i++)
+        for (size_t k = 0; k < sizeof trapped_modes / sizeof trapped_modes[0]; k++) {
             const uint64_t calm = run_of(&programs[i], &trapped_modes[k], 0);
             CHECK(run_of(&programs[i], &trapped_modes[k], 1) == calm);
         }
@@ -102,7 +98,6 @@ static void calls_under_traps(void) {
     double held[8];
     mixp_gemm_args k;
     char message[MIXP_MESSAGE_SIZE];
-    int i, j, isa;
     if (!CAN_TRAP) SKIP("this system lets no exception trap");
     doing = "calls";
     memset(&k, 0, sizeof k);
@@ -112,11 +107,11 @@ static void calls_under_traps(void) {
     k.a.data = k.b.data = big;
     k.c.data = sum;
     traps_on(0);
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
-        for (i = 0; d && i < 6; i++) {
+        for (int i = 0; d && i < 6; i++) {
             CHECK_INT(mixp_convert_with(d, held, dtypes[i], wide, MIXP_F64, 8, NULL), MIXP_OK);
-            for (j = 0; j < 5; j++)
+            for (int j = 0; j < 5; j++)
                 CHECK_INT(mixp_convert_with(d, back, dtypes[j], held, dtypes[i], mixp_dtype_size(dtypes[j]) > 4 ? 4 : 8, NULL), MIXP_OK);
             CHECK_INT(mixp_convert_with(d, held, dtypes[i], nans, MIXP_F16, 4, NULL), MIXP_OK);
             CHECK_INT(mixp_convert_with(d, held, dtypes[i], nans, MIXP_BF16, 4, NULL), MIXP_OK);
@@ -151,10 +146,9 @@ static void features_under_traps(void) {
                                                MIXP_RECIPE_FP8_BLOCK, MIXP_RECIPE_MXFP8, MIXP_RECIPE_NVFP4 };
     static const int64_t square[2] = { 128, 128 }, small[2] = { 4, 4 };
     static float x[128 * 128];
-    int k, i;
     if (!CAN_TRAP) SKIP("this system lets no exception trap");
-    for (i = 0; i < 128 * 128; i++) x[i] = i % 97 ? (float)(i % 31 - 15) : i % 2 ? INFINITY : 3e38f;
-    for (k = 0; k < 5; k++) {
+    for (int i = 0; i < 128 * 128; i++) x[i] = i % 97 ? (float)(i % 31 - 15) : i % 2 ? INFINITY : 3e38f;
+    for (int k = 0; k < 5; k++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, square), *v = mixp_param(ctx, "v", MIXP_F32, 2, small), *y;
         mixp_optimizer_desc muon = mixp_muon_defaults();
@@ -172,7 +166,7 @@ static void features_under_traps(void) {
         traps_on(0);
         mixp_guard_start(ctx, NULL);
         mixp_optimizer_set_ema(opt, 0.9);
-        for (i = 0; i < 4; i++) {
+        for (int i = 0; i < 4; i++) {
             mixp_step_begin(ctx);
             mixp_zero_grad(opt);
             mixpi_autocast_enter(ctx, MIXP_BF16);
@@ -207,27 +201,21 @@ static uint64_t trained_in(int rounding, unsigned flush, int traps, int threads)
     static const int64_t square[2] = { WIDTH, WIDTH }, line[1] = { WIDTH }, batch[2] = { ROWS, WIDTH };
     static float x[ROWS * WIDTH], w[WIDTH * WIDTH];
     mixp_context_desc d;
-    mixp_context *ctx;
-    mixp_optimizer *opt;
-    mixp_scaler *scaler;
-    mixp_tensor *a, *b, *gamma;
     uint64_t h = 14695981039346656037u;
-    int step, i;
     memset(&d, 0, sizeof d);
     d.threads = threads;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     share_all_work(ctx);
-    a = mixp_param(ctx, "a", MIXP_F32, 2, square);
-    b = mixp_param(ctx, "b", MIXP_F32, 2, square);
-    gamma = mixp_param(ctx, "gamma", MIXP_F32, 1, line);
+    mixp_tensor *a = mixp_param(ctx, "a", MIXP_F32, 2, square);
+    mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 2, square);
+    mixp_tensor *gamma = mixp_param(ctx, "gamma", MIXP_F32, 1, line);
     mixp_init_all(ctx, "?", mixp_init_kaiming_normal, 1.0);
     mixp_fill(gamma, 1.0);
-    opt = mixp_optimizer_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_optimizer_add_all(opt, "*");
-    scaler = mixp_scaler_new(ctx, NULL);
-    for (i = 0; i < ROWS * WIDTH; i++) x[i] = (float)((i * 37 + 11) % 101 - 50) / 37.0f;
-    for (step = 0; step < 4; step++) {
-        mixp_tensor *y;
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    for (int i = 0; i < ROWS * WIDTH; i++) x[i] = (float)((i * 37 + 11) % 101 - 50) / 37.0f;
+    for (int step = 0; step < 4; step++) {
         if (step == 1) {
             fesetround(rounding);
             set_flush(flush);
@@ -236,7 +224,7 @@ static uint64_t trained_in(int rounding, unsigned flush, int traps, int threads)
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         mixpi_autocast_enter(ctx, MIXP_F16);
-        y = mixp_gelu(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, batch, x), a, NULL));
+        mixp_tensor *y = mixp_gelu(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, batch, x), a, NULL));
         y = mixp_layer_norm(ctx, mixp_linear(ctx, y, b, NULL), gamma, NULL, 1e-5f);
         y = mixp_softmax(ctx, mixp_scale(ctx, y, 20.0f));       /* small values are subnormal in f16 */
         mixpi_autocast_leave(ctx);
@@ -247,10 +235,9 @@ static uint64_t trained_in(int rounding, unsigned flush, int traps, int threads)
     if (traps) traps_off();
     fesetround(FE_TONEAREST);
     set_flush(0);
-    for (i = 0; i < 2; i++) {
-        int k;
+    for (int i = 0; i < 2; i++) {
         mixp_read(i ? b : a, w, MIXP_F32, WIDTH * WIDTH);
-        for (k = 0; k < WIDTH * WIDTH; k++) h = (h ^ mixp_bits_of_f32(w[k])) * 1099511628211u;
+        for (int k = 0; k < WIDTH * WIDTH; k++) h = (h ^ mixp_bits_of_f32(w[k])) * 1099511628211u;
     }
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
@@ -282,27 +269,24 @@ static void subnormals_under_daz(void) {
     static const int64_t shape[1] = { N };
     static const mixp_isa sets[3] = { MIXP_ISA_AVX2, MIXP_ISA_AVX512, MIXP_ISA_AVX512_BF16 };
     float a[N], b[N], got[N];
-    int   i, k;
-    for (i = 0; i < N; i++) {               /* the smallest normal number * (1 + i/64), less the smallest */
+    for (int i = 0; i < N; i++) {               /* the smallest normal number * (1 + i/64), less the smallest */
         a[i] = (float)ldexp(1.0 + i / 64.0, -126);
         b[i] = (float)ldexp(-1.0, -126);
     }
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         mixp_context_desc desc;
-        mixp_context *ctx;
-        mixp_tensor  *x, *y;
         memset(&desc, 0, sizeof desc);
         desc.device = mixp_cpu_with(sets[k]);
         if (!desc.device) continue;
-        ctx = mixp_context_new(&desc);
+        mixp_context *ctx = mixp_context_new(&desc);
         mixp_step_begin(ctx);
-        x = mixp_cast(ctx, mixp_input(ctx, MIXP_F32, 1, shape, a), MIXP_BF16);
-        y = mixp_cast(ctx, mixp_input(ctx, MIXP_F32, 1, shape, b), MIXP_BF16);
+        mixp_tensor *x = mixp_cast(ctx, mixp_input(ctx, MIXP_F32, 1, shape, a), MIXP_BF16);
+        mixp_tensor *y = mixp_cast(ctx, mixp_input(ctx, MIXP_F32, 1, shape, b), MIXP_BF16);
         set_flush(0x0040u);
         y = mixp_add(ctx, x, y);
         set_flush(0);
         CHECK_INT(mixp_read(y, got, MIXP_F32, N), MIXP_OK);
-        for (i = 0; i < N; i++) CHECK(got[i] == (float)ldexp(i / 64.0, -126));
+        for (int i = 0; i < N; i++) CHECK(got[i] == (float)ldexp(i / 64.0, -126));
         mixp_context_free(ctx);
     }
 }

@@ -95,8 +95,7 @@ static mixp_tensor *gru_loss(program *p, const gru *g, int32_t (*ids)[SEQUENCES]
     static const float zeros[SEQUENCES * STATE];
     int64_t shape[2] = { SEQUENCES, STATE };
     mixp_tensor *h = mixp_input(p->c, MIXP_F32, 2, shape, zeros);
-    int t;
-    for (t = 0; t < LENGTH; t++)
+    for (int t = 0; t < LENGTH; t++)
         h = gru_cell(p, g, mixp_embedding(p->c, g->embed, ints(p, SEQUENCES, ids[t])), h);
     return mixp_cross_entropy(p->c, mixp_linear(p->c, h, g->head, NULL),
                               ints(p, SEQUENCES, ids[0]), MIXP_IGNORE);
@@ -106,17 +105,16 @@ static void a_gru_remembers(void) {
     program p = begin(1e-2);
     int32_t ids[LENGTH][SEQUENCES];
     double first = 0, last = 0;
-    int step, t, i;
     gru g;
     g.embed = weight(&p, p.opt, "embed", SYMBOLS, STATE);
     g.of_x = weight(&p, p.opt, "of_x", 3 * STATE, STATE);
     g.of_h = weight(&p, p.opt, "of_h", 3 * STATE, STATE);
     g.bias = weight(&p, p.opt, "bias", 3 * STATE, 0);
     g.head = weight(&p, p.opt, "head", SYMBOLS, STATE);
-    for (step = 0; step < 120; step++) {
+    for (int step = 0; step < 120; step++) {
         mixp_tensor *loss = NULL;
-        for (t = 0; t < LENGTH; t++)
-            for (i = 0; i < SEQUENCES; i++) ids[t][i] = (int32_t)random_to(SYMBOLS);
+        for (int t = 0; t < LENGTH; t++)
+            for (int i = 0; i < SEQUENCES; i++) ids[t][i] = (int32_t)random_to(SYMBOLS);
         next_step(&p, p.opt);
         MIXP_AUTOCAST(p.c, MIXP_F16) { loss = gru_loss(&p, &g, ids); }
         last = learn(&p, p.opt, loss);
@@ -192,10 +190,9 @@ static void a_vit_tells_patterns_apart(void) {
     vit v = vit_new(&p);
     int32_t kind[IMAGES];
     double first = 0, last = 0;
-    int step, i;
-    for (step = 0; step < 120; step++) {
+    for (int step = 0; step < 120; step++) {
         mixp_tensor *loss = NULL;
-        for (i = 0; i < IMAGES; i++) {
+        for (int i = 0; i < IMAGES; i++) {
             kind[i] = (int32_t)random_to(KINDS);
             draw(images + i * SIDE * SIDE, kind[i]);
         }
@@ -243,16 +240,15 @@ typedef struct reader { mixp_tensor *key, *value, *q, *k, *v, *head; } reader;
 static mixp_tensor *reader_loss(program *p, const reader *r, const lists *l, int with_lengths) {
     int64_t entries[2] = { LISTS, ENTRIES }, asked[2] = { LISTS, ASKED };
     mixp_context *c = p->c;
-    mixp_tensor *memory, *question, *y, *keys;
     mixp_attention_desc d;
     memset(&d, 0, sizeof d);
     d.heads = 2;
     if (with_lengths) d.lengths = ints(p, LISTS, l->length);
-    keys = mixp_input(c, MIXP_I32, 2, entries, l->key);
-    memory = mixp_add(c, mixp_embedding(c, r->key, keys),
+    mixp_tensor *keys = mixp_input(c, MIXP_I32, 2, entries, l->key);
+    mixp_tensor *memory = mixp_add(c, mixp_embedding(c, r->key, keys),
                       mixp_embedding(c, r->value, mixp_input(c, MIXP_I32, 2, entries, l->value)));
-    question = mixp_embedding(c, r->key, mixp_input(c, MIXP_I32, 2, asked, l->asked));
-    y = mixp_attention_apply(c, mixp_linear(c, question, r->q, NULL),
+    mixp_tensor *question = mixp_embedding(c, r->key, mixp_input(c, MIXP_I32, 2, asked, l->asked));
+    mixp_tensor *y = mixp_attention_apply(c, mixp_linear(c, question, r->q, NULL),
                              mixp_linear(c, memory, r->k, NULL),
                              mixp_linear(c, memory, r->v, NULL), &d);
     return mixp_cross_entropy(c, mixp_linear(c, y, r->head, NULL),
@@ -263,7 +259,6 @@ static void attention_looks_up(void) {
     program p = begin(5e-3);
     double first = 0, last = 0;
     static lists l;
-    int step, i;
     reader r;
     r.key = weight(&p, p.opt, "key", KEYS, WIDTH);
     r.value = weight(&p, p.opt, "value", VALUES, WIDTH);
@@ -271,9 +266,9 @@ static void attention_looks_up(void) {
     r.k = weight(&p, p.opt, "k", WIDTH, WIDTH);
     r.v = weight(&p, p.opt, "v", WIDTH, WIDTH);
     r.head = weight(&p, p.opt, "head", VALUES, WIDTH);
-    for (step = 0; step < 250; step++) {
+    for (int step = 0; step < 250; step++) {
         mixp_tensor *loss = NULL;
-        for (i = 0; i < LISTS; i++) make_list(&l, i);
+        for (int i = 0; i < LISTS; i++) make_list(&l, i);
         next_step(&p, p.opt);
         MIXP_AUTOCAST(p.c, MIXP_F16) { loss = reader_loss(&p, &r, &l, 1); }
         last = learn(&p, p.opt, loss);
@@ -298,8 +293,7 @@ typedef struct gan {
 static mixp_tensor *draws(program *p, double mean, double spread) {
     int64_t shape[2] = { DRAWS, 1 };
     float x[DRAWS];
-    int i;
-    for (i = 0; i < DRAWS; i++)
+    for (int i = 0; i < DRAWS; i++)
         x[i] = (float)(mean + spread * (random_value() + random_value() + random_value()));
     return mixp_input(p->c, MIXP_F32, 2, shape, x);
 }
@@ -310,8 +304,7 @@ static mixp_tensor *made(program *p, const gan *g)
 static mixp_tensor *verdict(program *p, const gan *g, mixp_tensor *x, float is_real) {
     int64_t shape[2] = { DRAWS, 1 };
     float truth[DRAWS];
-    int i;
-    for (i = 0; i < DRAWS; i++) truth[i] = is_real;
+    for (int i = 0; i < DRAWS; i++) truth[i] = is_real;
     x = mixp_tanh(p->c, mixp_linear(p->c, x, g->w1, g->b1));
     x = mixp_linear(p->c, x, g->w2, g->b2);
     return mixp_bce_with_logits(p->c, x, mixp_input(p->c, MIXP_F32, 2, shape, truth));
@@ -343,7 +336,6 @@ static double maker_learns(program *p, const gan *g) {
 static void two_nets_play(void) {
     program p = begin(1);
     double mean, late = 0;
-    int step;
     gan g;
     g.maker_opt = adam(&p, 1e-2, 0.5);
     g.judge_opt = adam(&p, 1e-2, 0.5);
@@ -353,7 +345,7 @@ static void two_nets_play(void) {
     g.b1 = weight(&p, g.judge_opt, "b1", JUDGE, 0);
     g.w2 = weight(&p, g.judge_opt, "w2", 1, JUDGE);
     g.b2 = weight(&p, g.judge_opt, "b2", 1, 0);
-    for (step = 0; step < 800; step++) {
+    for (int step = 0; step < 800; step++) {
         judge_learns(&p, &g);
         mean = maker_learns(&p, &g);
         if (step == 0) CHECK(fabs(mean) < 1);

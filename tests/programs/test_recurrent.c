@@ -50,11 +50,10 @@ static void layer_open(layer *l, int64_t gates) {
 
 static void near(const mixp_tensor *t, const double *want, double within) {
     float got[64];
-    int64_t i;
     CHECK(t != NULL);
     if (!t) return;
     CHECK_INT(mixp_read(t, got, MIXP_F32, t->count), MIXP_OK);
-    for (i = 0; i < t->count; i++) CHECK_NEAR((double)got[i], want[i], within);
+    for (int64_t i = 0; i < t->count; i++) CHECK_NEAR((double)got[i], want[i], within);
 }
 
 static mixp_tensor *forward(layer *l, mixp_tensor **c) {
@@ -90,8 +89,7 @@ static void lstm(void) { beside_pytorch(4, lstm_y, lstm_dw); }
 static void gru(void) { beside_pytorch(3, gru_y, gru_dw); }
 
 static void differences(void) {
-    int64_t gates;
-    for (gates = 3; gates < 5; gates++) {
+    for (int64_t gates = 3; gates < 5; gates++) {
         layer l;
         mixp_tensor *in[7];
         double worst = 1;
@@ -122,9 +120,8 @@ static void carried(void) {
     CHECK_INT(mixp_copy(c0, l.c), MIXP_OK);
     CHECK_INT(mixp_read(l.x, x, MIXP_F32, BATCH * TIME * IN), MIXP_OK);
     for (t = 0; t < TIME; t++) {
-        int64_t b, i;
-        for (b = 0; b < BATCH; b++)
-            for (i = 0; i < IN; i++) part[b * IN + i] = x[(b * TIME + t) * IN + i];
+        for (int64_t b = 0; b < BATCH; b++)
+            for (int64_t i = 0; i < IN; i++) part[b * IN + i] = x[(b * TIME + t) * IN + i];
         mixp_step_begin(l.ctx);
         h = h0;
         c = c0;
@@ -158,8 +155,7 @@ static mixp_tensor *weight(network *k, int rank, int64_t rows, int64_t cols) {
 }
 
 static void state_parts(network *k, mixp_tensor **part, const char *kind, int64_t width) {
-    int i;
-    for (i = 0; i < k->lines; i++) {
+    for (int i = 0; i < k->lines; i++) {
         char name[16];
         snprintf(name, sizeof name, "%s%d", kind, i);
         part[i] = fill(k->ctx, name, 2, BATCH, width, 0);
@@ -169,13 +165,12 @@ static void state_parts(network *k, mixp_tensor **part, const char *kind, int64_
 static void network_open(network *k, const network_case *n) {
     const int64_t gates = n->kind == RECURRENT_LSTM ? 4 : n->kind == RECURRENT_GRU ? 3 : 1;
     const int64_t out = n->proj ? n->proj : HIDDEN;
-    int           i;
     memset(k, 0, sizeof *k);
     state = 1;
     k->n = n;
     k->ctx = mixp_context_new(NULL);
     k->lines = n->layers * (1 + n->two);
-    for (i = 0; i < k->lines; i++) {
+    for (int i = 0; i < k->lines; i++) {
         const int64_t in = i <= n->two ? IN : out * (1 + n->two);
         k->w[i].w_x = weight(k, 2, gates * HIDDEN, in);
         k->w[i].w_h = weight(k, 2, gates * HIDDEN, out);
@@ -219,8 +214,7 @@ static const double *near_all(mixp_tensor *const *t, int n, int gradient, const 
 }
 
 static void networks_beside_pytorch(void) {
-    size_t at;
-    for (at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
+    for (size_t at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
         const network_case *n = &network_cases[at];
         const double       *want = network_numbers + n->first;
         const int64_t       out = n->proj ? n->proj : HIDDEN;
@@ -248,18 +242,16 @@ static void networks_beside_pytorch(void) {
 
 /* Under autocast h is low, as in PyTorch; a c of f32 stays f32. */
 static void states_under_autocast(void) {
-    size_t at;
-    for (at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
+    for (size_t at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
         const network_case *n = &network_cases[at];
         mixp_tensor        *h[LINES], *c[LINES], *y = NULL;
         network             k;
-        int                 i;
         network_open(&k, n);
         mixp_step_begin(k.ctx);
         MIXP_AUTOCAST(k.ctx, MIXP_F16) y = network_run(&k, h, c);
         CHECK(y && y->dtype == MIXP_F16);
         near(y, network_numbers + n->first, 8e-3);
-        for (i = 0; n->given && i < k.lines; i++) {
+        for (int i = 0; n->given && i < k.lines; i++) {
             CHECK(h[i] && h[i]->dtype == MIXP_F16);
             if (n->kind == RECURRENT_LSTM) CHECK(c[i] && c[i]->dtype == MIXP_F32);
         }
@@ -274,19 +266,17 @@ static void a_long_sequence(void) {
     const int64_t     one[2] = { 1, 1 }, shape[3] = { 1, LONG, 1 };
     static float      got[LONG];
     mixp_context     *ctx = mixp_context_new(NULL);
-    mixp_tensor      *y, *h;
     recurrent_weights w;
     recurrent_desc    d;
-    int               t;
     memset(&w, 0, sizeof w);
     memset(&d, 0, sizeof d);
     d.kind = RECURRENT_RELU;
     mixp_step_begin(ctx);
     w.w_x = w.w_h = mixp_full(ctx, MIXP_F32, 2, one, 1);
-    h = mixp_full(ctx, MIXP_F32, 2, one, 5);
-    y = recurrent(ctx, mixp_full(ctx, MIXP_F32, 3, shape, 1), &h, NULL, &w, &d);
+    mixp_tensor *h = mixp_full(ctx, MIXP_F32, 2, one, 5);
+    mixp_tensor *y = recurrent(ctx, mixp_full(ctx, MIXP_F32, 3, shape, 1), &h, NULL, &w, &d);
     CHECK_INT(mixp_read(y, got, MIXP_F32, LONG), MIXP_OK);
-    for (t = 0; t < LONG; t++) CHECK_NEAR((double)got[t], 6 + t, 0);
+    for (int t = 0; t < LONG; t++) CHECK_NEAR((double)got[t], 6 + t, 0);
     CHECK_NEAR(mixp_item(h), 5 + LONG, 0);
     mixp_context_free(ctx);
 }
@@ -321,13 +311,10 @@ static void dropout_between_layers(void) {
 /* A batch of none: results of none, and gradients of 0. */
 static void an_empty_batch(void) {
     const int64_t shape[3] = { 0, TIME, IN };
-    size_t        at;
-    for (at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
-        mixp_tensor   *y;
+    for (size_t at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
         network        k;
         recurrent_desc d;
         float          got[64] = { 0 };
-        int64_t        i;
         if (network_cases[at].proj) continue;
         network_open(&k, &network_cases[at]);
         memset(&d, 0, sizeof d);
@@ -335,11 +322,11 @@ static void an_empty_batch(void) {
         d.layers = k.n->layers;
         d.bidirectional = k.n->two;
         mixp_step_begin(k.ctx);
-        y = recurrent(k.ctx, mixp_input(k.ctx, MIXP_F32, 3, shape, got), NULL, NULL, k.w, &d);
+        mixp_tensor *y = recurrent(k.ctx, mixp_input(k.ctx, MIXP_F32, 3, shape, got), NULL, NULL, k.w, &d);
         CHECK(y && y->shape[0] == 0 && y->shape[1] == TIME && y->shape[2] == HIDDEN * (1 + k.n->two));
         CHECK_INT(mixp_backward(k.ctx, mixp_sum(k.ctx, y, MIXP_ALL, 0)), MIXP_OK);
         CHECK_INT(mixp_read(k.w[0].w_h->grad, got, MIXP_F32, k.w[0].w_h->count), MIXP_OK);
-        for (i = 0; i < k.w[0].w_h->count; i++) CHECK_NEAR((double)got[i], 0, 0);
+        for (int64_t i = 0; i < k.w[0].w_h->count; i++) CHECK_NEAR((double)got[i], 0, 0);
         CHECK_INT(mixp_context_error(k.ctx, NULL), MIXP_OK);
         mixp_context_free(k.ctx);
     }
@@ -390,13 +377,12 @@ static void refused_dropout(void) {
     const float    wrong[4] = { -1.0f, 1.5f, INFINITY, NAN };
     recurrent_desc d;
     network        k;
-    int            i;
     network_open(&k, &network_cases[0]);
     memset(&d, 0, sizeof d);
     d.kind = (recurrent_kind)k.n->kind;
     d.bidirectional = k.n->two;
     mixp_step_begin(k.ctx);
-    for (i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i++) {
         d.layers = i < 4 ? 1 : k.n->layers;
         d.dropout = wrong[i % 4];
         refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_ARGUMENT, "dropout is in [0, 1]");
@@ -412,14 +398,12 @@ static void refused_dropout(void) {
 
 /* An error leaves h and c as they are, in a layer and in a cell. */
 static void an_error_keeps_the_state(void) {
-    int at;
-    for (at = 0; at < 3; at++) {
-        mixp_tensor *h, *c;
+    for (int at = 0; at < 3; at++) {
         layer        l;
         layer_open(&l, at == 1 ? 3 : 4);
         mixp_step_begin(l.ctx);
-        h = l.h;
-        c = l.c;
+        mixp_tensor *h = l.h;
+        mixp_tensor *c = l.c;
         l.w.w_h = l.w.w_x;                      /* of IN columns, which h does not have */
         if (at == 0) CHECK(lstm_layer(l.ctx, l.x, &h, &c, &l.w) == NULL);
         if (at == 1) CHECK(gru_layer(l.ctx, l.x, &h, &l.w) == NULL);
@@ -490,8 +474,7 @@ static void net_open(net *n, mixp_dtype dtype, int bounded, float scale) {
 }
 
 static void net_batch(net *n, int step) {
-    int i;
-    for (i = 0; i < NET_ROWS * NET_WIDTH; i++) {
+    for (int i = 0; i < NET_ROWS * NET_WIDTH; i++) {
         const int row = i / NET_WIDTH;
         n->label[row] = (row + step / 7) % NET_CLASSES;
         n->x[i] = (float)((i * 37 + step * 11) % 64) / 64.0f + (i % NET_WIDTH == n->label[row] ? 0.5f : 0.0f);
@@ -552,8 +535,7 @@ static void net_train(net *n, mixp_dtype dtype, int bounded, float scale, int tr
 
 /* fp16 with guard and retry applies each step, and ends as f32 does, also if the scale is too large at first. */
 static void a_state_survives_an_overflow(void) {
-    int i, k;
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         net f32, f16;
         net_train(&f32, MIXP_F32, i & 1, 1024, 3);
         net_train(&f16, MIXP_F16, i & 1, i & 2 ? 16777216.0f : 1024.0f, 20);
@@ -561,7 +543,7 @@ static void a_state_survives_an_overflow(void) {
         CHECK(f16.tries > NET_STEPS);
         CHECK_INT(mixp_scaler_verdict(f16.scaler).applied, NET_STEPS);
         CHECK_NEAR(f16.loss, f32.loss, 1e-2);
-        for (k = 0; k < NET_ROWS * NET_WIDTH; k++) CHECK_NEAR((double)f16.state[k], (double)f32.state[k], 2e-2);
+        for (int k = 0; k < NET_ROWS * NET_WIDTH; k++) CHECK_NEAR((double)f16.state[k], (double)f32.state[k], 2e-2);
         mixp_context_free(f32.ctx);
         mixp_context_free(f16.ctx);
     }
@@ -569,8 +551,7 @@ static void a_state_survives_an_overflow(void) {
 
 /* Without mixp_retry the large batch is skipped, and the state goes on from before it. */
 static void a_skipped_batch_moves_no_state(void) {
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         net n;
         net_train(&n, MIXP_F16, i, 1024, 0);
         CHECK(mixp_scaler_verdict(n.scaler).skipped > 0);
@@ -591,18 +572,16 @@ static int count_sites(const net *n) {
 static void an_evaluation_from_zeros_has_the_sites_of_training(void) {
     const int64_t shape[2] = { NET_ROWS, NET_WIDTH };
     const float   zeros[NET_ROWS * NET_WIDTH] = { 0 };
-    mixp_tensor  *carried;
     net           n;
-    int           sites, i;
     net_open(&n, MIXP_F16, 1, 1024);
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         net_batch(&n, NET_LARGE);
         do net_try(&n);
         while (mixp_retry(n.scaler, 20));
     }
     CHECK(mixp_scaler_verdict(n.scaler).skipped > 0);
-    sites = count_sites(&n);
-    carried = n.h;
+    int sites = count_sites(&n);
+    mixp_tensor *carried = n.h;
     mixp_eval_begin(n.ctx);
     n.h = mixp_input(n.ctx, MIXP_F32, 2, shape, zeros);
     MIXP_NO_GRAD(n.ctx) CHECK(fabs(mixp_item(net_loss(&n, NULL))) < 10);

@@ -64,12 +64,11 @@ static void refused_empty_sides(void) {
     const int64_t w[4] = { 1, 1, 3, 3 }, turned[4] = { 2, 1, 3, 3 };
     const float   v[18] = { 0 };
     mixp_context *ctx = conv_context();
-    mixp_tensor  *x, *k;
     conv_desc     d;
     pool_desc     p;
     mixp_step_begin(ctx);
-    x = mixp_input(ctx, MIXP_F32, 4, one, v);
-    k = mixp_input(ctx, MIXP_F32, 4, w, v);
+    mixp_tensor *x = mixp_input(ctx, MIXP_F32, 4, one, v);
+    mixp_tensor *k = mixp_input(ctx, MIXP_F32, 4, w, v);
     memset(&p, 0, sizeof p);
     memset(&d, 0, sizeof d);
     d.padding[0] = d.padding[1] = 1;
@@ -101,7 +100,6 @@ static void refused_sizes(void) {
     mixp_tensor  *x, *x3, *at;
     conv_desc     d;
     pool_desc     p;
-    int           i;
     mixp_step_begin(ctx);
     x = mixp_input(ctx, MIXP_F32, 4, sx, v);
     x3 = mixp_input(ctx, MIXP_F32, 5, sx, v);
@@ -110,7 +108,7 @@ static void refused_sizes(void) {
     d.dilation[0] = d.dilation[1] = most;
     refused(ctx, conv2d(ctx, x, mixp_input(ctx, MIXP_F32, 4, sw, v), NULL, &d), MIXP_ERR_SHAPE, "too large");
     memset(&d, 0, sizeof d);
-    for (i = 0; i < 3; i++) d.stride[i] = d.padding[i] = most - 1;
+    for (int i = 0; i < 3; i++) d.stride[i] = d.padding[i] = most - 1;
     refused(ctx, conv3d(ctx, x3, mixp_input(ctx, MIXP_F32, 5, sw, v), NULL, &d), MIXP_ERR_SHAPE, "too large");
     memset(d.padding, 0, sizeof d.padding);
     refused(ctx, conv_transpose3d(ctx, mixp_input(ctx, MIXP_F32, 5, sx, v), mixp_full(ctx, MIXP_F32, 5, sx, 0), NULL,
@@ -135,19 +133,17 @@ static void refused_norms(void) {
     const float   v[64] = { 0 };
     mixp_context *ctx = conv_context();
     norm_statistics five = batch_norm_statistics(ctx, "five", 5), mixed = batch_norm_statistics(ctx, "one", 1);
-    mixp_tensor  *x, *y, *g1, *g8;
-    int           training;
     mixp_step_begin(ctx);
-    x = mixp_input(ctx, MIXP_F32, 4, one, v);
-    y = mixp_input(ctx, MIXP_F32, 4, many, v);
-    g1 = mixp_full(ctx, MIXP_F32, 1, &single, 1);
-    g8 = mixp_full(ctx, MIXP_F32, 1, &eight, 1);
+    mixp_tensor *x = mixp_input(ctx, MIXP_F32, 4, one, v);
+    mixp_tensor *y = mixp_input(ctx, MIXP_F32, 4, many, v);
+    mixp_tensor *g1 = mixp_full(ctx, MIXP_F32, 1, &single, 1);
+    mixp_tensor *g8 = mixp_full(ctx, MIXP_F32, 1, &eight, 1);
     refused(ctx, group_norm(ctx, x, 1, g8, NULL, 1e-5f), MIXP_ERR_SHAPE, "gamma for each of 1 channels; it has 8");
     refused(ctx, group_norm(ctx, x, 1, NULL, g8, 1e-5f), MIXP_ERR_SHAPE, "beta for each of 1 channels; it has 8");
     refused(ctx, group_norm(ctx, y, 2, g1, g8, 1e-5f), MIXP_ERR_SHAPE, "gamma for each of 8 channels; it has 1");
     refused(ctx, batch_norm(ctx, y, g8, g1, NULL, 1, 1e-5f), MIXP_ERR_SHAPE, "beta for each of 8 channels; it has 1");
     refused(ctx, batch_norm(ctx, x, g8, g1, NULL, 1, 1e-5f), MIXP_ERR_SHAPE, "gamma for each of 1 channels; it has 8");
-    for (training = 0; training < 2; training++) {
+    for (int training = 0; training < 2; training++) {
         refused(ctx, batch_norm(ctx, x, g1, g1, &five, training, 1e-5f), MIXP_ERR_SHAPE,
                 "keep->mean for each of 1 channels; it has 5");
         refused(ctx, batch_norm(ctx, y, g8, g8, &mixed, training, 1e-5f), MIXP_ERR_SHAPE,
@@ -168,17 +164,14 @@ static void indices_of_lowest_windows(void) {
     const int64_t    shape[4] = { 1, 1, H, W };
     float            v[H * W];
     int32_t          got[64];
-    size_t           n;
-    int              i;
-    for (i = 0; i < H * W; i++) v[i] = -INFINITY;
-    for (n = 0; n < 2 * sizeof numbers / sizeof numbers[0]; n++) {
+    for (int i = 0; i < H * W; i++) v[i] = -INFINITY;
+    for (size_t n = 0; n < 2 * sizeof numbers / sizeof numbers[0]; n++) {
         const int    *k = numbers[n / 2], size = k[0], stride = k[1], padding = k[2], dilation = k[3];
         mixp_context *ctx = conv_context();
         mixp_tensor  *at, *y;
         pool_desc     d;
-        int64_t       p;
         memset(&d, 0, sizeof d);
-        for (i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++) {
             d.size[i] = size;
             d.stride[i] = stride;
             d.padding[i] = padding;
@@ -189,7 +182,7 @@ static void indices_of_lowest_windows(void) {
         y = max_pool(ctx, mixp_input(ctx, MIXP_F32, 4, shape, v), &d, &at);
         CHECK(y && at && at->count <= 64);
         CHECK_INT(mixp_read(at, got, MIXP_I32, at->count), MIXP_OK);
-        for (p = 0; p < at->count; p++) {
+        for (int64_t p = 0; p < at->count; p++) {
             int row = (int)(p / at->shape[3]) * stride - padding, col = (int)(p % at->shape[3]) * stride - padding;
             while (row < 0) row += dilation;
             while (col < 0) col += dilation;
@@ -202,11 +195,10 @@ static void indices_of_lowest_windows(void) {
 
 /* The largest number of values of a window, by a loop over the windows. */
 static void sizes_of_adaptive_windows(void) {
-    int64_t n, m, i;
-    for (n = 1; n < 40; n++)
-        for (m = 1; m < 90; m++) {
+    for (int64_t n = 1; n < 40; n++)
+        for (int64_t m = 1; m < 90; m++) {
             int64_t most = 1;
-            for (i = 0; i < m; i++) {
+            for (int64_t i = 0; i < m; i++) {
                 const int64_t taps = ((i + 1) * n + m - 1) / m - i * n / m;
                 if (taps > most) most = taps;
             }
@@ -277,18 +269,17 @@ static void norm_of_rank(const int *sizes, int rank) {
     norm_statistics keep = batch_norm_statistics(ctx, "bn", sizes[1]);
     float         v[WINDOW_MOST], got[WINDOW_MOST];
     const int64_t inner = x->count / sizes[0] / sizes[1], each = x->count / sizes[1];
-    int64_t       c, i;
     mixp_step_begin(ctx);
     CHECK_INT(mixp_read(x, v, MIXP_F32, x->count), MIXP_OK);
     y = batch_norm(ctx, x, NULL, NULL, &keep, 1, 1e-5f);
     CHECK(y && y->rank == rank);
     CHECK_INT(mixp_read(y, got, MIXP_F32, x->count), MIXP_OK);
-    for (c = 0; c < sizes[1]; c++) {
+    for (int64_t c = 0; c < sizes[1]; c++) {
         double mean = 0, variance = 0;
-        for (i = 0; i < x->count; i++) mean += i / inner % sizes[1] == c ? (double)v[i] / (double)each : 0;
-        for (i = 0; i < x->count; i++)
+        for (int64_t i = 0; i < x->count; i++) mean += i / inner % sizes[1] == c ? (double)v[i] / (double)each : 0;
+        for (int64_t i = 0; i < x->count; i++)
             variance += i / inner % sizes[1] == c ? ((double)v[i] - mean) * ((double)v[i] - mean) / (double)each : 0;
-        for (i = 0; i < x->count; i++)
+        for (int64_t i = 0; i < x->count; i++)
             if (i / inner % sizes[1] == c)
                 CHECK_NEAR((double)got[i], ((double)v[i] - mean) / sqrt(variance + 1e-5), 1e-5);
         CHECK_INT(mixp_read(keep.mean, got + WINDOW_MOST - 8, MIXP_F32, sizes[1]), MIXP_OK);
@@ -315,7 +306,6 @@ static void an_overlapping_unpool(void) {
     mixp_tensor       *t = window_param(ctx, "x", 3, line), *at, *y;
     float              got[5];
     pool_desc          d;
-    int                i;
     memset(&d, 0, sizeof d);
     d.size[0] = 3;
     d.stride[0] = 1;
@@ -324,10 +314,10 @@ static void an_overlapping_unpool(void) {
     y = max_pool(ctx, t, &d, &at);
     y = max_unpool(ctx, y, at, &size);
     CHECK_INT(mixp_read(y, got, MIXP_F32, 5), MIXP_OK);
-    for (i = 0; i < 5; i++) CHECK_NEAR((double)got[i], (double)want[i], 0);
+    for (int i = 0; i < 5; i++) CHECK_NEAR((double)got[i], (double)want[i], 0);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(t->grad, got, MIXP_F32, 5), MIXP_OK);
-    for (i = 0; i < 5; i++) CHECK_NEAR((double)got[i], i == 2 ? 1.0 : 0.0, 1e-6);
+    for (int i = 0; i < 5; i++) CHECK_NEAR((double)got[i], i == 2 ? 1.0 : 0.0, 1e-6);
     mixp_context_free(ctx);
 }
 
@@ -339,8 +329,7 @@ static void norms_of_an_empty_batch(void) {
     mixp_tensor     *gamma = window_param(ctx, "gamma", 1, line), *beta = window_param(ctx, "beta", 1, line);
     norm_statistics  keep = batch_norm_statistics(ctx, "bn", 4);
     float            got[4];
-    int              i;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_tensor *x, *y;
         mixp_step_begin(ctx);
         x = mixp_input(ctx, MIXP_F32, 4, shape, got);

@@ -34,12 +34,11 @@ static void make_net(mixp_context *ctx, net *m) {
 static mixp_tensor *loss_of(mixp_context *ctx, const net *m, mixp_tensor **error) {
     const int64_t shape[2] = {POINTS, 1};
     float         x[POINTS], y[POINTS];
-    mixp_tensor  *h;
     for (int i = 0; i < POINTS; i++) {
         x[i] = (float)(2.0 * (i + 0.5) / POINTS - 1.0);
         y[i] = sinf(3.0f * x[i]);
     }
-    h = mixp_input(ctx, MIXP_F32, 2, shape, x);
+    mixp_tensor *h = mixp_input(ctx, MIXP_F32, 2, shape, x);
     for (int i = 0; i <= LAYERS; i++) {
         h = mixp_linear(ctx, h, m->w[i], m->b[i]);
         if (i < LAYERS) h = mixp_tanh(ctx, h);

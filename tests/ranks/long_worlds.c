@@ -56,7 +56,6 @@ static void draw_ranks(mixp_ranks_desc *d) {
 static world draw_world(uint64_t seed) {
     static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     world w;
-    int i;
     memset(&w, 0, sizeof w);
     drawn = w.seed = seed;
     w.size = 2 + draw(2);
@@ -72,7 +71,7 @@ static world draw_world(uint64_t seed) {
     w.bad_every = draw(2) ? 0 : 3;
     w.dtype = dtypes[draw(3)];
     w.scale = draw(2) ? 1024.0f : 1e30f;
-    for (i = 0; i < w.layers; i++) {
+    for (int i = 0; i < w.layers; i++) {
         w.kind[i] = (layer_kind)draw(i ? LAYER_KINDS : TIED);
         w.wide[i] = 1 + draw(2 * MOST_SIDE);
         w.has_bias[i] = draw(2);
@@ -106,11 +105,10 @@ typedef struct net {
 static mixp_tensor *net_param(net *n, mixp_dtype dtype, int rows, int cols) {
     char    name[24];
     int64_t shape[2];
-    mixp_tensor *t;
     shape[0] = rows;
     shape[1] = cols;
     sprintf(name, "p%d", n->n_all);
-    t = mixp_param(n->ctx, name, dtype, cols ? 2 : 1, shape);
+    mixp_tensor *t = mixp_param(n->ctx, name, dtype, cols ? 2 : 1, shape);
     mixp_init_normal(t, 0, 0.4);
     return n->all[n->n_all++] = t;
 }
@@ -147,7 +145,6 @@ static net net_open(const world *w, const mixp_ranks_desc *ranks) {
     mixp_context_desc d;
     mixp_scaler_desc scaler;
     mixp_guard_desc guard;
-    int i;
     memset(&n, 0, sizeof n);
     memset(&d, 0, sizeof d);
     memset(&scaler, 0, sizeof scaler);
@@ -158,10 +155,10 @@ static net net_open(const world *w, const mixp_ranks_desc *ranks) {
     d.threads = 1;
     d.seed = w->seed;
     n.ctx = mixp_context_new(&d);
-    for (i = 0; i < w->layers; i++) net_layer(&n, i);
+    for (int i = 0; i < w->layers; i++) net_layer(&n, i);
     n.opt[0] = net_optimizer(&n, 0);
     if (w->optimizer == TWO) n.opt[1] = net_optimizer(&n, 1);
-    for (i = 0; i < n.n_all; i++) mixp_optimizer_add(n.opt[n.opt[1] ? i % 2 : 0], n.all[i], NULL);
+    for (int i = 0; i < n.n_all; i++) mixp_optimizer_add(n.opt[n.opt[1] ? i % 2 : 0], n.all[i], NULL);
     scaler.init_scale = w->scale;
     scaler.backoff_factor = 1e-9;            /* four skips bring 1e30 to where all fits */
     scaler.min_scale = 1;                    /* below it, all f16 gradients flush to zero: no weight moves */
@@ -181,11 +178,9 @@ static int net_uses(const net *n, int i, int walk) {
 }
 
 static mixp_tensor *net_forward(net *n, mixp_tensor *h, int walk) {
-    int i;
-    for (i = 0; i < n->w->layers; i++) {
-        mixp_tensor *y;
+    for (int i = 0; i < n->w->layers; i++) {
         if (!net_uses(n, i, walk)) continue;
-        y = mixp_linear(n->ctx, h, n->up[i], NULL);
+        mixp_tensor *y = mixp_linear(n->ctx, h, n->up[i], NULL);
         if (n->down[i]) y = mixp_linear(n->ctx, mixp_tanh(n->ctx, y), n->down[i], NULL);
         if (n->bias[i]) y = mixp_add(n->ctx, y, n->bias[i]);
         h = mixp_add(n->ctx, h, mixp_tanh(n->ctx, y));
@@ -196,8 +191,7 @@ static mixp_tensor *net_forward(net *n, mixp_tensor *h, int walk) {
 /* A batch of this rank's own. Every `bad_every`th walk one rank's holds Inf. */
 static void net_batch(const net *n, int walk, float *x) {
     const int count = ROWS * n->w->side, bad = n->w->bad_every;
-    int i;
-    for (i = 0; i < count; i++)
+    for (int i = 0; i < count; i++)
         x[i] = (float)((int)(mixed(n->w->seed ^ (uint64_t)(walk * 4000 + n->rank * 1000 + i)) % 2001) - 1000) / 1000.0f;
     if (bad && walk % bad == bad - 1 && n->rank == walk % n->w->size) x[0] = INFINITY;
 }
@@ -219,13 +213,12 @@ static void net_walk(net *n, int walk, int holds) {
 /* alone: one rank takes the batches of all. */
 static void net_step(net *n, int step, int alone, outcome *o) {
     const int batches = alone ? n->w->size : n->w->batches;
-    int i;
-    for (i = 0; i < 2; i++) if (n->opt[i]) mixp_zero_grad(n->opt[i]);
-    for (i = 0; i < batches; i++) {
+    for (int i = 0; i < 2; i++) if (n->opt[i]) mixp_zero_grad(n->opt[i]);
+    for (int i = 0; i < batches; i++) {
         if (alone) n->rank = i;
         net_walk(n, alone ? step : step * batches + i, i < batches - 1);
     }
-    for (i = 0; i < 2; i++) if (n->opt[i]) mixp_scaler_step(n->scaler, n->opt[i]);
+    for (int i = 0; i < 2; i++) if (n->opt[i]) mixp_scaler_step(n->scaler, n->opt[i]);
     mixp_scaler_update(n->scaler);
     o->applied += mixp_scaler_verdict(n->scaler).outcome == MIXP_STEP_APPLIED;
     o->skipped += mixp_scaler_verdict(n->scaler).outcome == MIXP_STEP_SKIPPED;
@@ -235,12 +228,10 @@ static uint64_t net_hash(const net *n) {
     static float values[2 * MOST_SIDE * MOST_SIDE];
     const unsigned char *bytes = (const unsigned char *)values;
     uint64_t h = 1469598103934665603u;
-    size_t k;
-    int i;
-    for (i = 0; i < n->n_all; i++) {
+    for (int i = 0; i < n->n_all; i++) {
         const size_t count = (size_t)n->all[i]->count;
         mixp_read(n->all[i], values, MIXP_F32, (int64_t)count);
-        for (k = 0; k < count * sizeof values[0]; k++) h = (h ^ bytes[k]) * 1099511628211u;
+        for (size_t k = 0; k < count * sizeof values[0]; k++) h = (h ^ bytes[k]) * 1099511628211u;
     }
     return h;
 }
@@ -248,9 +239,8 @@ static uint64_t net_hash(const net *n) {
 static void run_net(const world *w, const mixp_ranks_desc *d, outcome *o) {
     const char *why = "";
     net n = net_open(w, d);
-    int step;
     o->before = net_hash(&n);
-    for (step = 0; step < w->steps; step++) net_step(&n, step, d->size == 1, o);
+    for (int step = 0; step < w->steps; step++) net_step(&n, step, d->size == 1, o);
     mixp_ranks_check(n.ctx);
     o->after = net_hash(&n);
     o->code = mixp_context_error(n.ctx, &why);
@@ -293,9 +283,8 @@ static outcome *shared_outcomes(void) {
 static void over_fork(const world *w, outcome *all) {
     fflush(stdout);
     if (fork() == 0) {
-        mixp_ranks_desc d;
         alarm(HANGS);
-        d = ddp_fork(w->size);
+        mixp_ranks_desc d = ddp_fork(w->size);
         run_rank(w, d, all);
         leave(d.rank ? 0 : ddp_wait(0));
     }
@@ -323,23 +312,21 @@ static void set_number(const char *name, int n) {
 
 static void over_tcp(const world *w, outcome *all) {
     const int port = free_port();
-    int r;
     fflush(stdout);
-    for (r = 0; r < w->size; r++)
+    for (int r = 0; r < w->size; r++)
         if (fork() == 0) {
             const char *why;
-            mixp_ranks_desc d;
             alarm(HANGS);
             set_number("RANK", r);
             set_number("WORLD_SIZE", w->size);
             set_number("MASTER_PORT", port);
             setenv("MASTER_ADDR", "127.0.0.1", 1);
-            d = ddp_tcp(patience, &why);
+            mixp_ranks_desc d = ddp_tcp(patience, &why);
             if (why) snprintf(all[r].text, sizeof all[r].text, "%s", why);
             else run_rank(w, d, all);
             leave(ddp_tcp_end(why != NULL));
         }
-    for (r = 0; r < w->size; r++) wait(NULL);
+    for (int r = 0; r < w->size; r++) wait(NULL);
 }
 
 static void tell_world(const world *w) {
@@ -353,8 +340,7 @@ static void tell_world(const world *w) {
 /* All ranks have ended, without an error, as rank 0 has. Returns rank 0's outcome. */
 static outcome check_world(const world *w, const outcome *all) {
     const int bad = test_bad;
-    int r;
-    for (r = 0; r < w->size; r++) {
+    for (int r = 0; r < w->size; r++) {
         CHECK_INT(all[r].ended, 1);
         CHECK_INT(all[r].code, MIXP_OK);
         CHECK(all[r].before == all[0].before);

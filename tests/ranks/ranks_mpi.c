@@ -44,9 +44,8 @@ static void by_the_engine(void) {
     static result want;
     const mixp_ranks_desc ranks = world;
     plan p = plan_of(STEPS);
-    result *got;
     ddp_m.ordered = 0;
-    got = train(&p, &ranks);
+    result *got = train(&p, &ranks);
     CHECK_INT(got->code, MIXP_OK);
     CHECK(same_everywhere(got));
     reference(&p, world.size, &want);
@@ -64,14 +63,12 @@ static void by_the_engine(void) {
 static void in_shards(void) {
     static result want;
     plan p = plan_of(STEPS);
-    int way;
-    for (way = 0; way < 2; way++) {
-        result *got;
+    for (int way = 0; way < 2; way++) {
         p.muon = way;
         p.shard = 0;
         want = *train(&p, &world);
         p.shard = 1;
-        got = train(&p, &world);
+        result *got = train(&p, &world);
         CHECK(same_everywhere(got));
         check_like(got, 1, &want);
     }
@@ -83,12 +80,11 @@ static void in_pieces_alone(void) {
     static result want;
     const mixp_ranks_desc ranks = world;
     plan p = plan_of(STEPS);
-    result *got;
     p.max_norm = 0;
     p.shard = 1;
     want = *train(&p, &world);
     p.scatter = 1;
-    got = train(&p, &world);
+    result *got = train(&p, &world);
     CHECK(same_everywhere(got));
     check_scattered(got, 1, &want);
     ddp_m.ordered = 0;
@@ -123,11 +119,10 @@ static void unlike(void) {
 static void busy(void) {
     enum { LONG = 1 << 18 };
     static float x[LONG];
-    double began;
     int i;
     for (i = 0; i < LONG; i++) x[i] = 1;
     MPI_Barrier(MPI_COMM_WORLD);        /* else a rank that is slow to say so is late before it is busy */
-    began = MPI_Wtime();
+    double began = MPI_Wtime();
     if (world.rank == 0) {
         world.busy(world.user, 1);
         while (MPI_Wtime() - began < 7) poll(NULL, 0, 10);
@@ -143,9 +138,8 @@ static void busy(void) {
 static void late(void) {
     float x = 1;
     const char *why = NULL;
-    double began;
     MPI_Barrier(MPI_COMM_WORLD);
-    began = MPI_Wtime();
+    double began = MPI_Wtime();
     while (world.rank == 1 && MPI_Wtime() - began < 3) poll(NULL, 0, 10);
     if (world.rank != world.size - 1) {
         char want[48];
@@ -158,10 +152,9 @@ static void late(void) {
 
 static void inf_on_the_last(void) {
     plan p = plan_of(3);
-    result *got;
     p.plant_step = 2;
     p.plant_rank = world.size - 1;
-    got = train(&p, &world);
+    result *got = train(&p, &world);
     CHECK_INT(got->code, MIXP_OK);
     CHECK_INT(got->verdict.outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(got->verdict.bad_rank, world.size - 1);

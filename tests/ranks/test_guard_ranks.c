@@ -38,8 +38,7 @@ typedef struct rank {
 static mixp_tensor *batch(const rank *m, int step) {
     static const int64_t shape[2] = { 4, N };
     float x[4 * N];
-    int i;
-    for (i = 0; i < 4 * N; i++) x[i] = (float)((i * 7 + step * 3 + m->rank) % 11) / 11;
+    for (int i = 0; i < 4 * N; i++) x[i] = (float)((i * 7 + step * 3 + m->rank) % 11) / 11;
     return mixp_input(m->ctx, MIXP_F32, 2, shape, x);
 }
 
@@ -82,10 +81,8 @@ static mixp_tensor *loss_of(const rank *m, mode how, int step, int big) {
 static mixp_tensor *rounded_loss(const rank *m, int step) {
     static const int64_t shape[2] = { 16, N };
     float x[16 * N];
-    mixp_tensor *h;
-    int i;
-    for (i = 0; i < 16 * N; i++) x[i] = m->rank ? 2023 + (float)((i * 7 + step) % 11) / 11 : 1.0f;
-    h = mixp_linear(m->ctx, mixp_input(m->ctx, MIXP_F32, 2, shape, x), m->w[0], NULL);
+    for (int i = 0; i < 16 * N; i++) x[i] = m->rank ? 2023 + (float)((i * 7 + step) % 11) / 11 : 1.0f;
+    mixp_tensor *h = mixp_linear(m->ctx, mixp_input(m->ctx, MIXP_F32, 2, shape, x), m->w[0], NULL);
     return mixp_scale(m->ctx, mixp_mean(m->ctx, h, MIXP_ALL, 0), 1e-3f);
 }
 
@@ -121,23 +118,21 @@ static void tell_all(const rank *m, told *to) {
     const char *why = "";
     mixp_site_info s;
     mixp_event e;
-    int i, k;
     to->code = mixp_context_error(m->ctx, &why);
     snprintf(to->why, sizeof to->why, "%s", why);
-    for (i = 0; mixp_site(m->ctx, i, &s); i++)
+    for (int i = 0; mixp_site(m->ctx, i, &s); i++)
         if (s.fallen && to->fallen < MOST) snprintf(to->fell[to->fallen++], 96, "%s", s.name);
-    for (i = 0; mixp_guard_event(m->ctx, i, &e) && !*to->imprecise; i++)
+    for (int i = 0; mixp_guard_event(m->ctx, i, &e) && !*to->imprecise; i++)
         if (e.kind == MIXP_EVENT_IMPRECISE) mixp_event_text(&e, to->imprecise, sizeof to->imprecise);
-    for (k = 0; k < 2; k++) memcpy(to->w[k], m->w[k]->data, sizeof to->w[k]);
+    for (int k = 0; k < 2; k++) memcpy(to->w[k], m->w[k]->data, sizeof to->w[k]);
 }
 
 static int train(const mixp_ranks_desc *d, mode how) {
     rank m;
     told *to = &tell[d->rank];
-    int step, failed;
     open_rank(&m, d, how);
     to->finite = 1;
-    for (step = 0; step < STEPS && !mixp_context_error(m.ctx, NULL); step++) {
+    for (int step = 0; step < STEPS && !mixp_context_error(m.ctx, NULL); step++) {
         mixp_tensor *loss = NULL;
         if (how == STARTED_LATER && !d->rank && step == 0) mixp_guard_stop(m.ctx);
         if (how == STARTED_LATER && !d->rank && step == 3) mixp_guard_start(m.ctx, NULL);
@@ -154,7 +149,7 @@ static int train(const mixp_ranks_desc *d, mode how) {
         to->steps++;
     }
     tell_all(&m, to);
-    failed = to->code != MIXP_OK;
+    int failed = to->code != MIXP_OK;
     if (!failed) mixp_context_free(m.ctx);
     return failed;
 }
@@ -162,15 +157,13 @@ static int train(const mixp_ranks_desc *d, mode how) {
 /* Trains with two ranks, in processes of their own. */
 static void run(mode how) {
     int status = 0;
-    pid_t child;
     memset(tell, 0, RANKS * sizeof *tell);
     fflush(stdout);
-    child = fork();
+    pid_t child = fork();
     if (!child) {
         mixp_ranks_desc d = ddp_fork(RANKS);
-        int failed;
         d.seconds = 10;
-        failed = train(&d, how);
+        int failed = train(&d, how);
         fclose(stderr);
         _exit(ddp_wait(failed));
     }
@@ -179,8 +172,7 @@ static void run(mode how) {
 
 /* Whatever the ranks do apart: they train on, with the same weights, and the same sites fell back. */
 static void ranks_may_part(void) {
-    int how;
-    for (how = SAME; how <= LEAVES_OUT; how++) {
+    for (int how = SAME; how <= LEAVES_OUT; how++) {
         run((mode)how);
         CHECK_TEXT(tell[0].code ? tell[0].why : "fine", "fine");
         CHECK_TEXT(tell[1].code ? tell[1].why : "fine", "fine");
@@ -198,24 +190,22 @@ static void ranks_may_part(void) {
 /* The loss that only rank 1 can see is reported on both ranks, with the same share. A spacing of 1 beside
  * eleven values in 0 to 1: more than half of the variation. */
 static void a_loss_on_one_rank(void) {
-    const char *at;
     run(ROUNDS);
     CHECK_TEXT(tell[0].code ? tell[0].why : "fine", "fine");
     CHECK_TEXT(tell[0].imprecise, tell[1].imprecise);
-    at = strchr(tell[0].imprecise, '(');
+    const char *at = strchr(tell[0].imprecise, '(');
     CHECK(at && atof(at + 1) > 50);
 }
 
 /* Guards that differ are told, by what differs, at the first step. */
 static void guards_must_be_alike(void) {
-    int r;
     run(OTHER_EVERY);
-    for (r = 0; r < RANKS; r++) {
+    for (int r = 0; r < RANKS; r++) {
         CHECK_INT(tell[r].code, MIXP_ERR_RANKS);
         CHECK_TEXT(tell[r].why, "ranks differ: the guard's every is 4 on rank 0 and 8 on rank 1");
     }
     run(GUARD_ON_ONE);
-    for (r = 0; r < RANKS; r++) {
+    for (int r = 0; r < RANKS; r++) {
         CHECK_INT(tell[r].code, MIXP_ERR_RANKS);
         CHECK_TEXT(tell[r].why, "ranks differ: the guard is 1 on rank 0 and 0 on rank 1");
     }
@@ -223,9 +213,8 @@ static void guards_must_be_alike(void) {
 
 /* One that is started later is told of at its first step, which is skipped by all. */
 static void guards_started_later(void) {
-    int r;
     run(STARTED_LATER);
-    for (r = 0; r < RANKS; r++) {
+    for (int r = 0; r < RANKS; r++) {
         CHECK_INT(tell[r].code, MIXP_ERR_RANKS);
         CHECK_TEXT(tell[r].why, "ranks differ: the guard of rank 1 differs");
         CHECK_INT(tell[r].steps, 4);
@@ -261,9 +250,6 @@ static int seen_by(int size, mixp_site_info *sites) {
     mixp_ranks_desc ranks;
     mixp_context_desc d;
     mixp_guard_desc guard;
-    mixp_context *ctx;
-    mixp_optimizer *opt;
-    mixp_scaler *scaler;
     mixp_tensor *w[DEEP], *h = NULL;
     float x[WIDE * WIDE];
     char name[16];
@@ -281,9 +267,9 @@ static int seen_by(int size, mixp_site_info *sites) {
     d.release = free_piece;
     guard.every = 1;
     largest_piece = 0;
-    ctx = mixp_context_new(&d);
-    opt = mixp_optimizer_new(ctx, NULL);
-    scaler = mixp_scaler_new(ctx, NULL);
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     for (i = 0; i < DEEP; i++) {
         sprintf(name, "w%d", i);
         w[i] = mixp_param(ctx, name, MIXP_F32, 2, shape);
@@ -315,11 +301,10 @@ static int seen_by(int size, mixp_site_info *sites) {
 static void many_ranks(void) {
     static mixp_site_info few[4 * DEEP], all[4 * DEEP];
     const int n = seen_by(2, few);
-    int i;
     CHECK(n >= DEEP);
     CHECK_INT(seen_by(1024, all), n);
     CHECK(largest_piece <= 2 << 20);
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         CHECK_NEAR(all[i].value.largest, few[i].value.largest, 0);
         CHECK_INT(all[i].value.count, 512 * few[i].value.count);
         CHECK_INT(all[i].grad.count, 512 * few[i].grad.count);

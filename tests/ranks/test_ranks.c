@@ -16,9 +16,8 @@
 static int dies_writing;
 static int write_text(char *to, size_t room, const char *format, ...) {
     va_list values;
-    int n;
     va_start(values, format);
-    n = vsnprintf(to, dies_writing ? room / 20 : room, format, values);
+    int n = vsnprintf(to, dies_writing ? room / 20 : room, format, values);
     va_end(values);
     if (dies_writing) raise(SIGKILL);
     return n;

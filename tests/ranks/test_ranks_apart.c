@@ -147,12 +147,10 @@ static net net_open(const run *r, const mixp_ranks_desc *ranks) {
 static mixp_result net_step(const net *n, const run *r, int rank, int step) {
     static const int64_t shape[2] = {4, SIDE};
     float x[4 * SIDE];
-    mixp_tensor *y;
-    int i;
-    for (i = 0; i < 4 * SIDE; i++) x[i] = (float)((i * 7 + step * 3 + rank) % 11) / 11;
+    for (int i = 0; i < 4 * SIDE; i++) x[i] = (float)((i * 7 + step * 3 + rank) % 11) / 11;
     mixp_step_begin(n->ctx);
     mixp_zero_grad(n->opt);
-    y = mixp_linear(n->ctx, mixp_input(n->ctx, MIXP_F32, 2, shape, x), n->w, NULL);
+    mixp_tensor *y = mixp_linear(n->ctx, mixp_input(n->ctx, MIXP_F32, 2, shape, x), n->w, NULL);
     mixp_backward(n->ctx, mixp_scaler_scale(n->scaler, mixp_mean(n->ctx, mixp_mul(n->ctx, y, y), MIXP_ALL, 0)));
     if (r->way == CLIP) {
         mixp_scaler_unscale(n->scaler, n->opt);
@@ -213,12 +211,11 @@ static void save_together(const net *n, const run *r) {
 static void train(const run *r, const mixp_ranks_desc *given, outcome *out) {
     mixp_ranks_desc ranks = *given;
     const char *text;
-    net n;
     ranks.seconds = r->seconds > 0 ? r->seconds : HANGS / 2;
     ranks.check_every = EVERY;
     ranks.shard = r->shard;
     ranks.unused = r->way == UNUSED && ranks.rank == 1;
-    n = net_open(r, &ranks);
+    net n = net_open(r, &ranks);
     if (n.w) memcpy(out->first, n.w->data, sizeof out->first / (r->dtype == MIXP_F32 ? 1 : 2));
     allocations = 0;
     refused_at = ranks.rank == 1 ? r->refused : 0;
@@ -237,12 +234,11 @@ static void train(const run *r, const mixp_ranks_desc *given, outcome *out) {
 static outcome *two(const run *r) {
     static outcome *all;
     int status = 0, zero = open("/dev/zero", O_RDWR);
-    pid_t root;
     if (!all) all = mmap(NULL, 2 * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED, zero, 0);
     close(zero);
     memset(all, 0, 2 * sizeof *all);
     fflush(stdout);
-    root = fork();
+    pid_t root = fork();
     if (root == 0) {
         mixp_ranks_desc ranks = ddp_fork(2);
         alarm(HANGS);
@@ -304,8 +300,7 @@ static void settings(void) {
         {UNUSED, 0, "ranks differ: unused is 0 on rank 0 and 1 on rank 1"},
         {POSTS, 0, "ranks differ: the guard's delay in updates (CPU 0, GPU 1) is 0 on rank 0 and 1 on rank 1"},
     };
-    size_t k;
-    for (k = 0; k < sizeof cases / sizeof *cases; k++) {
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         const outcome *out = check_told(cases[k].way, cases[k].shard, 0, cases[k].text);
         CHECK(memcmp(out[0].weights, out[0].first, sizeof out[0].first) == 0);
         CHECK(memcmp(out[1].weights, out[0].first, sizeof out[0].first) == 0);
@@ -326,15 +321,12 @@ static void instruction_sets(void) {
         {{"cpu avx512 bf16", "cpu scalar"}, NULL},
         {{"cuda", "cpu avx512 amx"}, NULL},
     };
-    size_t k;
-    for (k = 0; k < sizeof cases / sizeof *cases; k++) {
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         run r = run_of(NOTHING);
-        const outcome *out;
-        int rank;
         memcpy(r.name, cases[k].name, sizeof r.name);
-        out = two(&r);
+        const outcome *out = two(&r);
         if (!cases[k].text) check_alike(out);
-        for (rank = 0; rank < 2 && cases[k].text; rank++) {
+        for (int rank = 0; rank < 2 && cases[k].text; rank++) {
             CHECK_INT(out[rank].code, MIXP_ERR_RANKS);
             CHECK_TEXT(out[rank].text, cases[k].text);
             CHECK_INT(out[rank].step, 0);
@@ -358,12 +350,11 @@ static void weights(void) {
 static void saves(void) {
     run r = run_of(SAVES);
     char path[64];
-    outcome *out;
     FILE *f;
     snprintf(path, sizeof path, "ranks_apart.%d.tmp", (int)getpid());
     r.path = path;
     r.shard = 1;
-    out = two(&r);
+    outcome *out = two(&r);
     CHECK_INT(out[0].code, MIXP_ERR_RANKS);
     CHECK_INT(out[1].code, MIXP_ERR_RANKS);
     CHECK_TEXT(out[0].text, "ranks differ: weight 0 is 'w'");
@@ -375,8 +366,7 @@ static void saves(void) {
 static void taken_over(void) {
     static outcome calm, from_0;
     run r = run_of(NOTHING);
-    int k;
-    for (k = 0; k < 4; k++) {
+    for (int k = 0; k < 4; k++) {
         r.dtype = k % 2 ? MIXP_BF16 : MIXP_F32;
         r.shard = k / 2;
         r.way = NOTHING;
@@ -396,12 +386,11 @@ static void taken_over(void) {
 static void loads(void) {
     run r = run_of(SLOW_SAVE);
     char path[64];
-    outcome *out;
     snprintf(path, sizeof path, "ranks_apart.%d.tmp", (int)getpid());
     r.path = path;
     check_alike(two(&r));
     r.way = LOADS;
-    out = two(&r);
+    outcome *out = two(&r);
     CHECK_TEXT(out[0].text, "ranks differ: rank 1 loaded a checkpoint and rank 0 did not");
     CHECK_TEXT(out[1].text, "ranks differ: rank 1 loaded a checkpoint and rank 0 did not");
     CHECK_INT(out[0].step, 3);
@@ -416,7 +405,6 @@ static void unlike_devices(void) {
     static outcome want;
     run r = run_of(NOTHING);
     const outcome *out;
-    int rank;
     for (r.shard = 0; r.shard < 2; r.shard++) {
         r.far = 0;
         want = two(&r)[0];
@@ -428,7 +416,7 @@ static void unlike_devices(void) {
     r = run_of(FILL);
     r.far = 1;
     out = two(&r);
-    for (rank = 0; rank < 2; rank++) {
+    for (int rank = 0; rank < 2; rank++) {
         CHECK_TEXT(out[rank].text, "ranks differ: rank 1 has other weights than rank 0");
         CHECK_INT(out[rank].step, EVERY);
     }
@@ -494,11 +482,9 @@ static unsigned mask_of(const leaving *l, int step, int walk, int rank, unsigned
 
 static mixp_tensor *sum_of_some(mixp_context *ctx, mixp_tensor **p, unsigned mask) {
     mixp_tensor *all = NULL;
-    int i;
-    for (i = 0; i < PARTS; i++) {
-        mixp_tensor *one;
+    for (int i = 0; i < PARTS; i++) {
         if (!(mask >> i & 1)) continue;
-        one = mixp_sum(ctx, p[i], MIXP_ALL, 0);
+        mixp_tensor *one = mixp_sum(ctx, p[i], MIXP_ALL, 0);
         all = all ? mixp_add(ctx, all, one) : one;
     }
     return all;
@@ -511,13 +497,10 @@ static int leaves_out(const leaving *l, const mixp_ranks_desc *given) {
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     double want[PARTS] = {0};
     mixp_optimizer *opt[2];
-    mixp_scaler *scaler;
     mixp_tensor *p[PARTS];
     mixp_context_desc d;
-    mixp_context *ctx;
     const char *text;
     float now[LENGTH];
-    int i, k, step, walk, r, o;
     memset(&d, 0, sizeof d);
     ranks.bucket_bytes = l->bucket;
     ranks.seconds = HANGS / 2;
@@ -525,26 +508,26 @@ static int leaves_out(const leaving *l, const mixp_ranks_desc *given) {
     ranks.scatter = l->scatter;
     d.ranks = &ranks;
     d.threads = 1;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     sgd.lr = 0.5;
     opt[0] = mixp_optimizer_new(ctx, &sgd);
     opt[1] = mixp_optimizer_new(ctx, &sgd);
-    scaler = mixp_scaler_new(ctx, NULL);
-    for (i = 0; i < PARTS; i++) {
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    for (int i = 0; i < PARTS; i++) {
         p[i] = mixp_param(ctx, &"a\0b\0c\0d\0e"[2 * i], MIXP_F32, 1, shape);
         mixp_optimizer_add(opt[l->two && i > 2], p[i], NULL);
     }
-    for (step = 0; step < TURNS; step++)
-        for (o = 0; o <= l->two; o++) {
+    for (int step = 0; step < TURNS; step++)
+        for (int o = 0; o <= l->two; o++) {
             const unsigned of = !l->two ? 31u : o ? 24u : 7u;
             mixp_zero_grad(opt[o]);
-            for (walk = 0; walk < l->walks; walk++) {
+            for (int walk = 0; walk < l->walks; walk++) {
                 mixp_step_begin(ctx);
                 mixp_ranks_hold(ctx, walk < l->walks - 1);
                 mixp_backward(ctx, mixp_scaler_scale(scaler,
                     sum_of_some(ctx, p, mask_of(l, step, walk, ranks.rank, of))));
-                for (r = 0; r < l->size; r++)
-                    for (i = 0; i < PARTS; i++)
+                for (int r = 0; r < l->size; r++)
+                    for (int i = 0; i < PARTS; i++)
                         want[i] -= 0.5 / l->size * (mask_of(l, step, walk, r, of) >> i & 1);
             }
             if (mixp_scaler_step(scaler, opt[o]) != MIXP_OK) break;
@@ -552,9 +535,9 @@ static int leaves_out(const leaving *l, const mixp_ranks_desc *given) {
         }
     CHECK_INT(mixp_context_error(ctx, &text), MIXP_OK);
     CHECK_TEXT(text[0] ? text : "fine", "fine");
-    for (i = 0; i < PARTS; i++) {
+    for (int i = 0; i < PARTS; i++) {
         mixp_read(p[i], now, MIXP_F32, LENGTH);
-        for (k = 0; k < LENGTH; k++) CHECK_NEAR(now[k], want[i], 0);
+        for (int k = 0; k < LENGTH; k++) CHECK_NEAR(now[k], want[i], 0);
     }
     mixp_context_free(ctx);
     return test_bad != 0;

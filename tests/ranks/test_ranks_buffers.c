@@ -159,13 +159,9 @@ static int trains(const mixp_ranks_desc *given, void *user) {
     mixp_ranks_desc ranks = *given;
     mixp_context_desc d;
     mixp_scaler_desc s;
-    mixp_context *ctx;
-    mixp_scaler *scaler;
-    mixp_optimizer *opt;
     mixp_tensor *w[LAYERS];
     counter c = {0, 0};
     const char *why = "";
-    int i, r;
     memset(&d, 0, sizeof d);
     memset(&s, 0, sizeof s);
     ranks.shard = 1;
@@ -188,21 +184,21 @@ static int trains(const mixp_ranks_desc *given, void *user) {
     d.release = count_release;
     d.user = &c;
     s.init_scale = 256;
-    ctx = mixp_context_new(&d);
-    opt = mixp_optimizer_new(ctx, NULL);
-    scaler = mixp_scaler_new(ctx, &s);
-    for (i = 0; i < LAYERS; i++) {
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &s);
+    for (int i = 0; i < LAYERS; i++) {
         w[i] = mixp_param(ctx, names[i], p->dtype, 2, shape);
         mixp_init_normal(w[i], 0, 0.15);
         mixp_optimizer_add(opt, w[i], NULL);
     }
-    for (i = 0; i < STEPS; i++) {
+    for (int i = 0; i < STEPS; i++) {
         take_step(p, ctx, scaler, opt, w, ranks.rank, i);
         out->skipped += mixp_scaler_verdict(scaler).outcome == MIXP_STEP_SKIPPED;
     }
-    for (i = 0; i < LAYERS; i++)
+    for (int i = 0; i < LAYERS; i++)
         memcpy(out->weights + (size_t)i * layer_bytes, w[i]->data, SIDE * SIDE * mixp_dtype_size(p->dtype));
-    r = mixp_context_error(ctx, &why) != MIXP_OK;
+    int r = mixp_context_error(ctx, &why) != MIXP_OK;
     if (r) printf("  rank %d: %s\n", ranks.rank, why);
     out->most = c.most;
     mixp_context_free(ctx);
@@ -222,14 +218,12 @@ static outcome *run(const program *p, int size) {
 
 /* Ranks that scatter sums, and ranks that keep all gradients: the same weights everywhere. */
 static void compare(program p, int size, const char *what) {
-    const outcome *want, *got;
-    int r, same;
     p.scatter = 0;
-    want = run(&p, size);
+    const outcome *want = run(&p, size);
     p.scatter = 1;
-    got = run(&p, size);
-    for (r = 0; r < size; r++) {
-        same = memcmp(got[r].weights, want[0].weights, sizeof want[0].weights) == 0;
+    const outcome *got = run(&p, size);
+    for (int r = 0; r < size; r++) {
+        int same = memcmp(got[r].weights, want[0].weights, sizeof want[0].weights) == 0;
         CHECK(same);
         CHECK_INT(got[r].skipped, want[0].skipped);
         if (!same)
@@ -247,9 +241,8 @@ static program program_of(use how) {
 }
 
 static void programs(void) {
-    int how, way;
-    for (how = 0; how < USES; how++)
-        for (way = 0; way < 4; way++) {
+    for (int how = 0; how < USES; how++)
+        for (int way = 0; way < 4; way++) {
             program p = program_of((use)how);
             p.later = way % 2;
             p.bucket = way < 2 ? p.bucket : 100;
@@ -258,8 +251,7 @@ static void programs(void) {
 }
 
 static void dtypes(void) {
-    int way;
-    for (way = 0; way < 5; way++) {
+    for (int way = 0; way < 5; way++) {
         program p = program_of(way % 2 ? REVERSED : TIED);
         p.later = way % 2;
         p.dtype = way < 3 ? MIXP_BF16 : MIXP_F32;
@@ -272,9 +264,8 @@ static void dtypes(void) {
 
 /* Micro-batches: gradients add up over walks before they are summed, or with sums of their own. */
 static void accumulated(void) {
-    int how, way;
-    for (how = IN_TURN; how < USES; how++)
-        for (way = 0; way < 2; way++) {
+    for (int how = IN_TURN; how < USES; how++)
+        for (int way = 0; way < 2; way++) {
             program p = program_of((use)how);
             p.hold = 2;
             p.apart = way;
@@ -295,18 +286,16 @@ static void overflowed(void) {
  * awaited at once; otherwise two in flight (2 * bucket_bytes) and the one that is written. The rest,
  * such as tables, is small. */
 static void memory(void) {
-    int size, way;
-    for (size = 2; size <= 4; size += 2)
-        for (way = 0; way < 2; way++) {
+    for (int size = 2; size <= 4; size += 2)
+        for (int way = 0; way < 2; way++) {
             const size_t buffers = way ? 3 : 1;
             const double saved = (double)layer_bytes * (LAYERS - (double)LAYERS / size - (double)buffers);
             program p = program_of(IN_TURN);
-            double all, pieces;
             p.later = way;
             p.scatter = 0;
-            all = (double)run(&p, size)[0].most;
+            double all = (double)run(&p, size)[0].most;
             p.scatter = 1;
-            pieces = (double)run(&p, size)[0].most;
+            double pieces = (double)run(&p, size)[0].most;
             CHECK(all - pieces > saved - 0.5 * (double)layer_bytes);
             if (all - pieces <= saved - 0.5 * (double)layer_bytes)
                 printf("  %d ranks, way %d: %.0f bytes less, not %.0f\n", size, way, all - pieces, saved);
@@ -319,7 +308,6 @@ static int keeps_a_state(const mixp_ranks_desc *given, void *user) {
     mixp_ranks_desc ranks = *given;
     mixp_context_desc d;
     mixp_checkpoint all;
-    int told;
     memset(&d, 0, sizeof d);
     memset(&all, 0, sizeof all);
     d.ranks = &ranks;
@@ -330,7 +318,7 @@ static int keeps_a_state(const mixp_ranks_desc *given, void *user) {
     mixp_step_begin(all.ctx);
     mixp_backward(all.ctx, mixp_sum(all.ctx, mixp_mul(all.ctx, w, s), MIXP_ALL, 0));
     if (*(int *)user) mixp_fill(s, given->rank + 1);
-    told = strstr(mixp_context_warning(all.ctx), "a checkpoint holds the numbers of rank 0") != NULL;
+    int told = strstr(mixp_context_warning(all.ctx), "a checkpoint holds the numbers of rank 0") != NULL;
     mixp_context_clear_error(all.ctx);
     if (mixp_checkpoint_save("ranks_state_of_its_own.tmp", &all) != MIXP_OK) told = 2;
     mixp_context_free(all.ctx);

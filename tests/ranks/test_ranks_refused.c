@@ -57,8 +57,7 @@ static const char *meet(void *user, void *data, int64_t count, mixp_dtype dtype,
 }
 
 static void join_sum(void *a, void *b, int64_t count, mixp_dtype dtype) {
-    int64_t i;
-    for (i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         if (dtype == MIXP_F64) ((double *)a)[i] += ((double *)b)[i];
         else if (dtype == MIXP_I32) ((int32_t *)a)[i] += ((int32_t *)b)[i];
         else mixp_put(mixpi_out_to(a, dtype, 1), i, mixp_get(mixpi_in(b, dtype), i));
@@ -203,8 +202,7 @@ static void training_walk(training *t, rank *r, int walk) {
     static const int64_t shape[2] = { ROWS, D };
     float x[ROWS * D];
     mixp_tensor *h = NULL;
-    int i;
-    for (i = 0; i < ROWS * D; i++) x[i] = 0.125f * (float)((i * 7 + 3 * r->number + walk) % 11 - 5);
+    for (int i = 0; i < ROWS * D; i++) x[i] = 0.125f * (float)((i * 7 + 3 * r->number + walk) % 11 - 5);
     MEET(t, r, mixp_step_begin(t->ctx));
     if (fine(t) && r->how == APART) mixp_ranks_hold(t->ctx, walk == 0);
     MIXP_AUTOCAST(t->ctx, MIXP_F16) {
@@ -268,7 +266,6 @@ static int run_refused(way how, long from, long most) {
     rank ranks[2];
     pthread_t other;
     char path[64];
-    int hit;
     memset(&requests, 0, sizeof requests);
     memset(&room, 0, sizeof room);
     memset(ranks, 0, sizeof ranks);
@@ -279,7 +276,7 @@ static int run_refused(way how, long from, long most) {
     CHECK_INT(pthread_create(&other, NULL, rank_run, &ranks[1]), 0);
     rank_run(&ranks[0]);
     CHECK_INT(pthread_join(other, NULL), 0);
-    hit = requests.refused > 0;
+    int hit = requests.refused > 0;
     if (hit && ranks[0].error == MIXP_OK) {
         CHECK(hit == 0);
         TEST_SHOW("request %ld, %s: nobody was told", from, requests.what);
@@ -327,8 +324,7 @@ static void one_of_shards(void)         { each_once(SHARDED, 1); }
 static void one_of_scattered_sums(void) { each_once(SCATTERED, 1); }
 static void one_of_buffers(void)        { each_once(BUFFERED, 1); }
 static void all_after_it(void) {
-    int how;
-    for (how = 0; how < WAYS; how++) each_once((way)how, LONG_MAX);
+    for (int how = 0; how < WAYS; how++) each_once((way)how, LONG_MAX);
 }
 
 int main(void) {

@@ -98,8 +98,7 @@ static void hear_warning(const char *message, void *user)
 
 static void net_buffers(net *n) {
     const odd is = n->rank == 1 ? n->p->is : ODD_NOT;
-    int i;
-    for (i = 0; i < BUFFERS; i++) {
+    for (int i = 0; i < BUFFERS; i++) {
         int64_t shape[2] = { made[i].count, 1 };
         mixp_dtype dtype = is == ODD_DTYPE && i == MEAN16 ? MIXP_BF16 : made[i].dtype;
         mixp_buffer_ranks ranks = made[i].ranks;
@@ -117,7 +116,6 @@ static void net_buffers(net *n) {
 static void net_open(net *n, const plan *p, const mixp_ranks_desc *given) {
     static const int64_t square[2] = { D, D };
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
-    mixp_ranks_desc ranks;
     mixp_context_desc d;
     mixp_scaler_desc s;
     memset(n, 0, sizeof *n);
@@ -126,7 +124,7 @@ static void net_open(net *n, const plan *p, const mixp_ranks_desc *given) {
     n->p = p;
     n->size = 1;
     if (given) {
-        ranks = *given;
+        mixp_ranks_desc ranks = *given;
         ranks.seconds = 60;
         ranks.shard = p->shard;
         ranks.check_every = p->check_every;
@@ -168,9 +166,8 @@ static mixp_result net_hear(net *n) {
 }
 
 static void net_see(const net *n, snapshot *s) {
-    int i;
     memset(s, 0, sizeof *s);
-    for (i = 0; i < BUFFERS; i++)
+    for (int i = 0; i < BUFFERS; i++)
         if (n->b[i]) mixp_read(n->b[i], s->bytes[i], n->b[i]->dtype, n->b[i]->count);
     mixp_read(n->w, s->weights, MIXP_F32, D * D);
     mixp_read(n->u, s->weights + D * D, MIXP_F32, D * D);
@@ -184,8 +181,7 @@ static void net_average(net *n, mixp_tensor *to, mixp_tensor *batch) {
 
 static void net_code(net *n, int step) {
     unsigned char code[37];
-    int i;
-    for (i = 0; i < 37; i++) code[i] = (unsigned char)(i * 7 + 31 * n->rank + 5 * step);
+    for (int i = 0; i < 37; i++) code[i] = (unsigned char)(i * 7 + 31 * n->rank + 5 * step);
     mixp_write(n->b[CODE], code, MIXP_U8, 37);
 }
 
@@ -195,8 +191,7 @@ static void net_write(net *n, mixp_tensor *next, int step) {
     const odd is = step == 2 ? n->p->is : ODD_NOT;
     int64_t seen[5];
     float one = 1;
-    int i;
-    for (i = 0; i < 5; i++) seen[i] = ((int64_t)step << 33) + i + 100 * n->rank;
+    for (int i = 0; i < 5; i++) seen[i] = ((int64_t)step << 33) + i + 100 * n->rank;
     MIXP_NO_GRAD(n->ctx) {
         mixp_tensor *batch = mixp_mean(n->ctx, next, 0, 0);
         mixp_fill(n->b[H], 9);
@@ -222,8 +217,7 @@ static mixp_tensor *net_next(net *n, int step) {
     const int64_t rows = n->b[H]->shape[0], shape[2] = { rows, D };
     mixp_tensor *next = NULL;
     float x[4 * ROWS * D];
-    int i;
-    for (i = 0; i < rows * D; i++) x[i] = (float)((i * 37 + 11 * n->rank + 5 * step) % 101) / 50 - 1;
+    for (int i = 0; i < rows * D; i++) x[i] = (float)((i * 37 + 11 * n->rank + 5 * step) % 101) / 50 - 1;
     if (step == n->p->plant && n->rank == 1) x[7] = INFINITY;
     MIXP_AUTOCAST(n->ctx, MIXP_F16) {
         mixp_tensor *in = mixp_linear(n->ctx, mixp_input(n->ctx, MIXP_F32, 2, shape, x), n->w, NULL);
@@ -234,13 +228,11 @@ static mixp_tensor *net_next(net *n, int step) {
 
 static void net_try(net *n, int step, record *r) {
     const int parts = n->p->parts ? n->p->parts : 1;
-    int part;
     mixp_zero_grad(n->opt);
-    for (part = 0; part < parts; part++) {
-        mixp_tensor *next;
+    for (int part = 0; part < parts; part++) {
         mixp_step_begin(n->ctx);
         mixp_ranks_hold(n->ctx, part < parts - 1);
-        next = net_next(n, step + part);
+        mixp_tensor *next = net_next(n, step + part);
         mixp_backward(n->ctx,
                       mixp_scaler_scale(n->scaler, mixp_mean(n->ctx, mixp_mul(n->ctx, next, next), MIXP_ALL, 0)));
         net_write(n, next, step);
@@ -269,11 +261,10 @@ static void net_step(net *n, int step) {
 
 static int rank_run(const mixp_ranks_desc *ranks, void *user) {
     const plan *p = user;
-    int step;
     net n;
     net_open(&n, p, ranks);
     if (p->load) mixp_checkpoint_load(p->load, &n.all);
-    for (step = p->from; step < p->end && mixp_context_error(n.ctx, NULL) == MIXP_OK; step++) net_step(&n, step);
+    for (int step = p->from; step < p->end && mixp_context_error(n.ctx, NULL) == MIXP_OK; step++) net_step(&n, step);
     if (p->save && mixp_context_error(n.ctx, NULL) == MIXP_OK) mixp_checkpoint_save(p->save, &n.all);
     if (p->at_end) p->at_end(&n);
     told[n.rank].code = net_hear(&n);
@@ -291,11 +282,10 @@ static int run(const plan *p, int size) {
 
 /* All ranks have succeeded. */
 static void run_well(const plan *p, int size) {
-    int r;
     CHECK_INT(run(p, size), 0);
-    for (r = 0; r < size; r++)
+    for (int r = 0; r < size; r++)
         if (told[r].code != MIXP_OK) TEST_SHOW("rank %d: %s", r, told[r].said);
-    for (r = 0; r < size; r++)
+    for (int r = 0; r < size; r++)
         if (told[r].warned[0]) { CHECK(!"a warning"); TEST_SHOW("rank %d: %s", r, told[r].warned); }
 }
 
@@ -322,10 +312,9 @@ static double rounding_of(int i)
 { return made[i].dtype == MIXP_F32 ? 0 : made[i].dtype == MIXP_F16 ? ldexp(1, -11) : ldexp(1, -8); }
 
 static void check_mean(int i, int step, int size) {
-    int at, r;
-    for (at = 0; at < made[i].count; at++) {
+    for (int at = 0; at < made[i].count; at++) {
         double mean = 0, most = 0;
-        for (r = 0; r < size; r++) {
+        for (int r = 0; r < size; r++) {
             const double x = value_of(records[r][step].written.bytes[i], i, at);
             mean += x / size;
             most += fabs(x) / size;
@@ -337,14 +326,12 @@ static void check_mean(int i, int step, int size) {
 
 /* All ranks have rank 0's bytes of this buffer. */
 static void check_same(int i, int step, int size) {
-    int r;
-    for (r = 1; r < size; r++)
+    for (int r = 1; r < size; r++)
         CHECK(memcmp(records[r][step].after.bytes[i], records[0][step].after.bytes[i], ROOM) == 0);
 }
 
 static void check_update(int step, int size) {
-    int r, i;
-    for (r = 0; r < size; r++) {
+    for (int r = 0; r < size; r++) {
         const record *mine = &records[r][step];
         CHECK_INT(mine->outcome, MIXP_STEP_APPLIED);
         CHECK(memcmp(mine->after.bytes[H], mine->written.bytes[H], ROOM) == 0);
@@ -354,42 +341,38 @@ static void check_update(int step, int size) {
         CHECK(memcmp(mine->after.bytes[CODE], records[0][step].written.bytes[CODE], ROOM) == 0);
         CHECK(memcmp(mine->before.bytes[MEAN], mine->after.bytes[MEAN], ROOM) != 0);
     }
-    for (i = MEAN; i <= COUNT; i++) check_mean(i, step, size);
-    for (i = MEAN; i < BUFFERS; i++) check_same(i, step, size);
+    for (int i = MEAN; i <= COUNT; i++) check_mean(i, step, size);
+    for (int i = MEAN; i < BUFFERS; i++) check_same(i, step, size);
     CHECK_NEAR(value_of(records[0][step].after.bytes[COUNT], COUNT, 0), step + 1, 0);
 }
 
 static void each_update(void) {
     static const int sizes[] = { 1, 2, 3, 5, 7 };
-    size_t k;
-    for (k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
         plan p = plan_of(STEPS);
-        int step;
         p.check_every = 1;
         run_well(&p, sizes[k]);
-        for (step = 0; step < STEPS; step++) check_update(step, sizes[k]);
+        for (int step = 0; step < STEPS; step++) check_update(step, sizes[k]);
     }
 }
 
 /* The same without a scaler: the optimizer's step is the update. */
 static void each_update_without_a_scaler(void) {
     plan p = plan_of(STEPS);
-    int step;
     p.plain = 1;
     run_well(&p, 3);
-    for (step = 0; step < STEPS; step++) check_update(step, 3);
+    for (int step = 0; step < STEPS; step++) check_update(step, 3);
 }
 
 /* A step that one rank's batch spoils changes no byte on any rank; neither do both parts of its batch. */
 static void skipped_step(void) {
-    int way, r;
-    for (way = 0; way < 3; way++) {
+    for (int way = 0; way < 3; way++) {
         plan p = plan_of(STEPS);
         p.plant = 3;
         p.shard = way == 1;
         p.parts = way == 2 ? 2 : 1;
         run_well(&p, 3);
-        for (r = 0; r < 3; r++) {
+        for (int r = 0; r < 3; r++) {
             const record *at = &records[r][3];
             CHECK_INT(at->outcome, MIXP_STEP_SKIPPED);
             CHECK(memcmp(&at->before, &at->written, sizeof at->before) != 0);
@@ -433,8 +416,7 @@ static void spoilt_step(void) {
 /* A step that is abandoned belongs to the window of the next one: if that is skipped, so are both; if not,
  * the writes stay. */
 static void end_abandoned(net *n) {
-    int step;
-    for (step = 5; step < 7; step++) {
+    for (int step = 5; step < 7; step++) {
         snapshot before;
         net_see(n, &before);
         mixp_step_begin(n->ctx);
@@ -457,17 +439,16 @@ static void abandoned_step(void) {
 static void retried_step(void) {
     static record once[MOST][STEPS];
     plan p = plan_of(STEPS);
-    int r, tries;
     p.scale = ldexpf(1, 30);
     p.retry = 1;
     run_well(&p, 2);
-    tries = records[0][0].tries;
+    int tries = records[0][0].tries;
     CHECK(tries > 3);
     memcpy(once, records, sizeof once);
     p.scale = ldexpf(1, 30 - (tries - 1));
     p.retry = 0;
     run_well(&p, 2);
-    for (r = 0; r < 2; r++) {
+    for (int r = 0; r < 2; r++) {
         CHECK_INT(records[r][0].tries, 1);
         CHECK_INT(once[r][0].tries, tries);
         CHECK(memcmp(&once[r][STEPS - 1].after, &records[r][STEPS - 1].after, sizeof(snapshot)) == 0);
@@ -511,8 +492,7 @@ static void end_begun(net *n) {
 
 static void what_is_compared(void) {
     static void (*const ends[])(net *) = { end_own, end_mean, end_code, end_weight, end_frozen, end_begun };
-    size_t k;
-    for (k = 0; k < sizeof ends / sizeof ends[0]; k++) {
+    for (size_t k = 0; k < sizeof ends / sizeof ends[0]; k++) {
         plan p = plan_of(2);
         p.at_end = ends[k];
         run(&p, 2);
@@ -546,10 +526,9 @@ static void from_one_rank(void) {
 
 static void expect_differ(odd is, const char *text) {
     plan p = plan_of(5);
-    int r;
     p.is = is;
     run(&p, 2);
-    for (r = 0; r < 2; r++) {
+    for (int r = 0; r < 2; r++) {
         CHECK_INT(told[r].code, MIXP_ERR_RANKS);
         CHECK_TEXT(told[r].said, text);
     }
@@ -570,9 +549,8 @@ static void ranks_that_differ(void) {
 
 /* The step that finds it is skipped: no rank has moved. */
 static void differing_step_is_skipped(void) {
-    int r;
     expect_differ(ODD_SILENT, "the step was skipped");
-    for (r = 0; r < 2; r++) {
+    for (int r = 0; r < 2; r++) {
         snapshot *s = &records[r][2].before, *t = &records[r][2].after;
         CHECK(memcmp(s->weights, t->weights, sizeof s->weights) == 0);
         CHECK(memcmp(s->weights, records[r][1].before.weights, sizeof s->weights) != 0);
@@ -585,18 +563,16 @@ static int own_gradients(const mixp_ranks_desc *ranks, void *user) {
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context_desc d;
     const char *text = "";
-    mixp_tensor *w, *g, *b;
-    mixp_optimizer *opt;
     (void)user;
     memset(&d, 0, sizeof d);
     d.ranks = ranks;
     d.threads = 1;
     sgd.lr = 0.5;
     mixp_context *ctx = mixp_context_new(&d);
-    w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
-    g = mixp_param(ctx, "g", MIXP_F32, 1, &n);
-    b = mixp_buffer(ctx, "b", MIXP_F32, 1, &n);
-    opt = mixp_optimizer_new(ctx, &sgd);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
+    mixp_tensor *g = mixp_param(ctx, "g", MIXP_F32, 1, &n);
+    mixp_tensor *b = mixp_buffer(ctx, "b", MIXP_F32, 1, &n);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
     mixp_optimizer_add(opt, w, g);
     mixp_buffer_set_ranks(b, ranks->rank ? MIXP_BUFFER_MEAN : MIXP_BUFFER_RANK_0);
     mixp_step_begin(ctx);
@@ -615,12 +591,11 @@ static void own_gradients_that_differ(void) { CHECK_INT(ddp_threads(2, own_gradi
 /* Writes after mixp_scaler_step are too late for that step's comparison. Sums of the same size are found
  * by the next step, and others by the transport. */
 static void late_writes_that_differ(void) {
-    int r;
     plan p = plan_of(5);
     expect_differ(ODD_SWAPPED, "in an earlier step, some ranks wrote a shared buffer and others did not");
     p.is = ODD_LATE;
     run(&p, 2);
-    for (r = 0; r < 2; r++) CHECK_INT(told[r].code, MIXP_ERR_RANKS);
+    for (int r = 0; r < 2; r++) CHECK_INT(told[r].code, MIXP_ERR_RANKS);
 }
 
 /* --- checkpoints ---------------------------------------------------------------------------------------- */
@@ -635,9 +610,8 @@ static void save_of(int size, int steps, int shard) {
 /* Stopped and resumed, with an applied and a skipped step behind it: the bits of an uninterrupted run. */
 static void resumed(void) {
     static record whole[MOST][STEPS];
-    int size, shard, r;
-    for (size = 1; size <= 3; size++)
-        for (shard = 0; shard < (size > 1 ? 2 : 1); shard++) {
+    for (int size = 1; size <= 3; size++)
+        for (int shard = 0; shard < (size > 1 ? 2 : 1); shard++) {
             plan p = plan_of(STEPS);
             p.shard = shard;
             p.plant = size > 1 ? 2 : -1;
@@ -653,7 +627,7 @@ static void resumed(void) {
             p.load = path;
             memset(records, 0, sizeof records);
             run_well(&p, size);
-            for (r = 0; r < size; r++)
+            for (int r = 0; r < size; r++)
                 CHECK(memcmp(&whole[r][STEPS - 1].after, &records[r][STEPS - 1].after, sizeof(snapshot)) == 0);
         }
 }
@@ -665,18 +639,16 @@ static void names_in_the_file(void) {
     static const char *const absent[] = { "mixprec.rank.0.h", "mixprec.rank.3.h", "mixprec.rank.1.mean",
                                           "mixprec.rank.1.code" };
     mixp_safetensors *f = NULL;
-    int shard, r;
     size_t k;
-    for (shard = 0; shard < 2; shard++) {
+    for (int shard = 0; shard < 2; shard++) {
         save_of(3, 3, shard);
         CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
         for (k = 0; k < sizeof there / sizeof there[0]; k++) CHECK(mixp_safetensors_find(f, there[k]) != NULL);
         for (k = 0; k < sizeof absent / sizeof absent[0]; k++) CHECK(mixp_safetensors_find(f, absent[k]) == NULL);
-        for (r = 0; r < 3; r++) {
+        for (int r = 0; r < 3; r++) {
             char name[32];
-            const mixp_st_entry *e;
             snprintf(name, sizeof name, r ? "mixprec.rank.%d.h" : "h", r);
-            e = mixp_safetensors_find(f, name);
+            const mixp_st_entry *e = mixp_safetensors_find(f, name);
             CHECK(e && e->bytes == sizeof(float) * ROWS * D && !memcmp(e->data, records[r][2].after.bytes[H], e->bytes));
         }
         mixp_safetensors_free(f);
@@ -702,10 +674,9 @@ static mixp_result expected_code;
 static void end_refused(net *n) {
     static unsigned char before[MOST][20000], after[MOST][20000];
     const size_t bytes = state_bytes(n, before[n->rank], sizeof before[0]);
-    int k;
     CHECK_INT(mixp_checkpoint_load(path, &n->all), expected_code);
     net_hear(n);
-    for (k = 0; k < 3; k++)
+    for (int k = 0; k < 3; k++)
         if (expected[k]) CHECK_TEXT(n->said, expected[k]);
     CHECK_INT(state_bytes(n, after[n->rank], sizeof after[0]), bytes);
     CHECK(n->rank || bytes > 1000);
@@ -734,14 +705,13 @@ static void other_numbers_of_ranks(void) {
 static snapshot fresh_from;
 static void end_fresh(net *n) {
     snapshot before, after;
-    int i;
     net_see(n, &before);
     n->all.fresh_buffers = 1;
     CHECK_INT(mixp_checkpoint_load(path, &n->all), MIXP_OK);
     net_see(n, &after);
     CHECK(memcmp(before.bytes[H], after.bytes[H], ROOM) == 0);
     CHECK(memcmp(before.bytes[SEEN], after.bytes[SEEN], ROOM) == 0);
-    for (i = MEAN; i < BUFFERS; i++) CHECK(memcmp(fresh_from.bytes[i], after.bytes[i], ROOM) == 0);
+    for (int i = MEAN; i < BUFFERS; i++) CHECK(memcmp(fresh_from.bytes[i], after.bytes[i], ROOM) == 0);
     CHECK(memcmp(fresh_from.weights, after.weights, sizeof after.weights) == 0);
     net_step(n, 5);
     CHECK_INT(records[n->rank][5].outcome, MIXP_STEP_APPLIED);
@@ -749,8 +719,7 @@ static void end_fresh(net *n) {
 static void fresh_buffers(void) {
     static const struct { int from, to, shard; int64_t rows; } cases[] = {
         { 2, 3, 0, 0 }, { 2, 1, 0, 0 }, { 1, 2, 0, 0 }, { 2, 3, 1, 0 }, { 3, 1, 1, 0 }, { 2, 1, 0, 2 }, { 1, 3, 1, 1 } };
-    size_t k;
-    for (k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         plan p = plan_of(1);
         save_of(cases[k].from, 3, cases[k].shard && cases[k].from > 1);
         fresh_from = records[0][2].after;
@@ -835,9 +804,8 @@ static void bad_files(void) {
     static const char *const names[] = { "h", "mixprec.rank.1.h", "mixprec.rank.1.seen", "mean", "code" };
     plan sound = plan_of(1);
     unsigned char all[20000];
-    size_t k;
     FILE *f;
-    for (k = 0; k < sizeof names / sizeof names[0]; k++) {
+    for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
         bad_entry(names[k], SPOIL_DTYPE, MIXP_ERR_DTYPE, "not ");
         bad_entry(names[k], SPOIL_SHAPE, MIXP_ERR_SHAPE, "not ");
         /* Without rank 1's h, its entry `seen` still says two ranks. */
@@ -849,7 +817,7 @@ static void bad_files(void) {
     sound.at_end = end_not_fresh;
     run_well(&sound, 2);
     const size_t bytes = file_bytes(path, all, sizeof all);
-    for (k = 1; k < 8; k++) {
+    for (size_t k = 1; k < 8; k++) {
         f = fopen(path, "wb");
         CHECK_INT(fwrite(all, 1, bytes * k / 8, f), bytes * k / 8);
         fclose(f);
@@ -861,8 +829,7 @@ static void bad_files(void) {
 static void names_that_no_save_writes(void) {
     static const char *const names[] = { "mixprec.rank.01.h", "mixprec.rank.99999999999999999999.h", "mixprec.rank.-1.h",
                                          "mixprec.rank..h", "mixprec.rank.1", "mixprec.rank.2147483646.h" };
-    size_t k;
-    for (k = 0; k < sizeof names / sizeof names[0]; k++) {
+    for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
         mixp_st_entry entries[200];
         const char *metadata[3][2] = { { "format", "pt" }, { "mixprec", "1" }, { "mixprec.optimizers", NULL } };
         mixp_safetensors *f = NULL;
@@ -893,8 +860,7 @@ static void end_weights(net *n) {
     CHECK_INT(records[n->rank][5].outcome, MIXP_STEP_APPLIED);
 }
 static void weights_of_a_checkpoint(void) {
-    int size;
-    for (size = 1; size <= 3; size++) {
+    for (int size = 1; size <= 3; size++) {
         plan p = plan_of(1);
         save_of(2, 3, 0);
         fresh_from = records[0][2].after;
@@ -963,11 +929,10 @@ static void end_alone(net *n) {
 }
 static void save_of_one_rank(void) {
     plan p = plan_of(2);
-    int r;
     remove(path);
     p.at_end = end_alone;
     run(&p, 2);
-    for (r = 0; r < 2; r++) CHECK_INT(told[r].code, MIXP_ERR_RANKS);
+    for (int r = 0; r < 2; r++) CHECK_INT(told[r].code, MIXP_ERR_RANKS);
     CHECK_TEXT(told[0].said, "mixp_checkpoint_save, which all ranks call");
     CHECK(access(path, F_OK) != 0);
 }

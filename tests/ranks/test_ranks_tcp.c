@@ -79,12 +79,11 @@ static int each_rank(int size, int (*fn)(const mixp_ranks_desc *)) {
     fflush(stdout);
     for (r = size - 1; r >= 0; r--)
         if (fork() == 0) {
-            mixp_ranks_desc ranks;
             const char *why;
             test_bad = 0;
             alarm(HANGS);
             set_rank(r, size);
-            ranks = ddp_tcp(PATIENCE, &why);
+            mixp_ranks_desc ranks = ddp_tcp(PATIENCE, &why);
             if (why) printf("  rank %d: %s\n", r, why);
             status = why ? 1 : fn(&ranks);
             fflush(stdout);
@@ -108,8 +107,7 @@ static int trains(const mixp_ranks_desc *ranks) {
  * on the wire. */
 static void bits(void) {
     static result want[MOST];
-    int way;
-    for (way = 0; way < 5; way++) {
+    for (int way = 0; way < 5; way++) {
         const int size = way == 4 ? 4 : 2;
         plan p = plan_of(3);
         p.wire = way == 1 ? MIXP_BF16 : MIXP_F32;
@@ -219,19 +217,17 @@ static void told(void) {
 static int sums_until_it_ends(const mixp_ranks_desc *ranks) {
     static float x[300000];
     const char *why = NULL;
-    int i;
     if (ranks->rank == 2 && fork() == 0) {
         poll(NULL, 0, 1 + chosen.steps * 7);
         kill(getppid(), SIGKILL);
         leave(0);
     }
-    for (i = 0; i < 100000 && !why; i++) why = ddp_tcp_sum(NULL, x, 300000 - i % 7, MIXP_F32, NULL, PATIENCE);
+    for (int i = 0; i < 100000 && !why; i++) why = ddp_tcp_sum(NULL, x, 300000 - i % 7, MIXP_F32, NULL, PATIENCE);
     CHECK_TEXT(why, "rank 2 is gone");
     return test_bad != 0;
 }
 static void first_is_named(void) {
-    int round;
-    for (round = 0; round < 10; round++) {
+    for (int round = 0; round < 10; round++) {
         chosen.steps = round;
         CHECK_INT(each_rank(3, sums_until_it_ends), 1);     /* rank 2 itself */
     }
@@ -577,16 +573,15 @@ static void proofs(void) {
     unsigned char out[DDP_PROOF], nonce[DDP_NONCE];
     char secret[101], text[2 * DDP_PROOF + 1];
     ddp_hash h = ddp_hash_begin();
-    int i, k;
     memcpy(nonce, "0123456789abcdef", sizeof nonce);
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         memset(secret, k == 2 ? 'k' : 0, sizeof secret);
         if (k == 1) strcpy(secret, "key");
         secret[100] = 0;
         ddp_hash_add(&h, "abc", 3);
         if (k == 0) ddp_hash_end(&h, out);
         else ddp_prove(secret, "what", nonce, "data", 4, out);
-        for (i = 0; i < DDP_PROOF; i++) sprintf(text + 2 * i, "%02x", out[i]);
+        for (int i = 0; i < DDP_PROOF; i++) sprintf(text + 2 * i, "%02x", out[i]);
         CHECK(strcmp(text, want[k]) == 0);
     }
 }
@@ -669,9 +664,8 @@ static void strict_numbers(void) {
     static const char *const bad[] = {"", "x", "1x", " 1", "1 ", "-1", "+1", "0x1", "4294967297", "99999999999999999999", "1.0"};
     static const char *const names[] = {"RANK", "WORLD_SIZE", "MASTER_PORT"};
     const char *why;
-    size_t i, k;
-    for (k = 0; k < 3; k++)
-        for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t k = 0; k < 3; k++)
+        for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
             meeting = 20000;
             set_rank(1, 2);
             setenv(names[k], bad[i], 1);
@@ -714,9 +708,8 @@ static void forked_and_busy(void) {
 static void lie(void *data, int64_t count, mixp_dtype dtype) {
     static const double wild[8] = {1e300, -1e300, HUGE_VAL, 9e15, -1, 0.5, 4294967296.0, 1e19};
     unsigned char *bytes = (unsigned char *)data;
-    int64_t i;
     if ((lie_number() >> 16) % 3) return;
-    for (i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         const unsigned r = lie_number();
         if ((r >> 28) % 2) continue;
         if (dtype == MIXP_F64) memcpy(bytes + 8 * i, &wild[(r >> 20) % 8], 8);
@@ -745,9 +738,8 @@ static int trains_with_a_liar(const mixp_ranks_desc *ranks) {
 
 /* The other rank ends by itself: with an error, or without. Sanitizers look on. */
 static void liars(void) {
-    int round;
     outcomes = results();
-    for (round = 0; round < 12; round++) {
+    for (int round = 0; round < 12; round++) {
         chosen = plan_of(3);
         chosen.seconds = 20;
         chosen.shard = round % 3 == 1;
@@ -764,9 +756,7 @@ static int sums_many(const mixp_ranks_desc *ranks) {
     static const mixp_dtype dtypes[3] = {MIXP_BF16, MIXP_BF16, MIXP_F32};
     mixp_context_desc desc;
     mixp_ranks_desc r = *ranks;
-    mixp_context *ctx;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
-    mixp_optimizer *opt;
     mixp_tensor *w[3], *y;
     static float got[5000];
     int i, k;
@@ -777,9 +767,9 @@ static int sums_many(const mixp_ranks_desc *ranks) {
     desc.ranks = &r;
     desc.threads = 1;
     desc.f32_gradients = 1;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     sgd.lr = 1.0 / 1024;
-    opt = mixp_optimizer_new(ctx, &sgd);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
     for (k = 0; k < 3; k++) {
         w[k] = mixp_param_named(ctx, dtypes[k], 1, &shapes[k], "w%d", k);
         mixp_fill(w[k], 1.0);
@@ -810,8 +800,7 @@ static int sums_many(const mixp_ranks_desc *ranks) {
     return test_bad != 0;
 }
 static void f32_gradients(void) {
-    int way;
-    for (way = 0; way < 3; way++) {
+    for (int way = 0; way < 3; way++) {
         chosen.shard = way > 0;
         chosen.scatter = way > 1;
         CHECK_INT(each_rank(2, sums_many), 0);
@@ -822,8 +811,7 @@ static void f32_gradients(void) {
 static void counts_of_others(void) {
     static const double sent[8] = {0, -5, 3.7, 9007199254740991.0, 1e300, -1e300, HUGE_VAL, -HUGE_VAL};
     static const int64_t want[8] = {0, -5, 3, INT64_C(9007199254740991), 0, 0, 0, 0};
-    int i;
-    for (i = 0; i < 8; i++) CHECK_INT(mixpi_whole_of(sent[i]), want[i]);
+    for (int i = 0; i < 8; i++) CHECK_INT(mixpi_whole_of(sent[i]), want[i]);
     CHECK_INT(mixpi_whole_of((double)NAN), 0);
     CHECK_INT(mixpi_whole_of(ldexp(1.0, 53)), 0);
     CHECK_INT(mixpi_whole_of(-ldexp(1.0, 63)), 0);
@@ -835,8 +823,7 @@ static void words_are_whole(void) {
     ddp_tcp_way w;
     char data[5] = "";
     int ends[2];
-    long takes;
-    for (takes = 0; takes <= (long)sizeof got[0]; takes += 10) {
+    for (long takes = 0; takes <= (long)sizeof got[0]; takes += 10) {
         CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
         memset(&ddp_t, 0, sizeof ddp_t), memset(&w, 0, sizeof w);
         ddp_t.size = 2;

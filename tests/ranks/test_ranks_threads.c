@@ -25,8 +25,7 @@ static int trains(const mixp_ranks_desc *ranks, void *user) {
 /* The bits of ranks that ddp_fork carries, which are those of one. */
 static void bits(void) {
     static result want[MOST], got[MOST];
-    int way;
-    for (way = 0; way < 7; way++) {
+    for (int way = 0; way < 7; way++) {
         const int size = way == 4 ? 4 : way == 5 ? 3 : 2;
         job j;
         j.p = plan_of(3);
@@ -62,8 +61,7 @@ static void two_worlds(void) {
     job j[2];
     pthread_t other;
     void *failed = NULL;
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         j[i].p = plan_of(4 + i);
         j[i].p.shard = i;
         memcpy(want[i], run(&j[i].p, 2), sizeof want[i]);
@@ -73,7 +71,7 @@ static void two_worlds(void) {
     CHECK_INT(ddp_threads(2, trains, &j[0]), 0);
     pthread_join(other, &failed);
     CHECK(failed == NULL);
-    for (i = 0; i < 2; i++) check_like(got[i], 2, want[i]);
+    for (int i = 0; i < 2; i++) check_like(got[i], 2, want[i]);
 }
 
 /* What each rank was told, for rank 0's thread to check. */
@@ -119,13 +117,11 @@ static void failures(void) {
         {comes_late, "rank 1 did not answer in time", 3, 0}, {leaves, "rank 2 is gone", 2, 0},
         {fails, "rank 2 stopped: its function has failed", 2, 1}, {works_alone, "fine", 3, 0}
     };
-    size_t i;
-    int r;
-    for (i = 0; i < sizeof all / sizeof *all; i++) {
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         told t;
         memset(&t, 0, sizeof t);
         CHECK_INT(ddp_threads(3, all[i].fn, &t), all[i].failed);
-        for (r = 0; r < all[i].ranks; r++) CHECK_TEXT(t.why[r], all[i].why);
+        for (int r = 0; r < all[i].ranks; r++) CHECK_TEXT(t.why[r], all[i].why);
     }
     CHECK_INT(ddp_threads(0, adds, NULL), 1);
     CHECK_INT(ddp_threads(DDP_THREADS_MOST + 1, adds, NULL), 1);

@@ -17,8 +17,7 @@ typedef struct inputs {
 static void put_edges(float *v, int n) {
     static const uint32_t bits[10] = { 0x7FC00000u, 0x7F800000u, 0xFF800000u, 0u, 0x80000000u,
                                        0x47700000u, 0xC7700000u, 0x38800000u, 0xB3800000u, 0x3F800000u };
-    int i;
-    for (i = 1; i < n; i += 3) v[i] = mixp_f32_of_bits(bits[i / 3 % 10]);
+    for (int i = 1; i < n; i += 3) v[i] = mixp_f32_of_bits(bits[i / 3 % 10]);
 }
 
 static mixp_tensor *make_real(mixp_context *ctx, char kind, uint32_t *gen, mixp_dtype dtype,

@@ -67,11 +67,10 @@ static void other_attention_is_avx512s(void) {
         const int64_t dots = amxsim_dots;
         uint64_t bits = 0;
         mixp_dtype dtypes[ARRAYS];
-        attention_problem s;
         for (int j = 0; j < ARRAYS; j++) dtypes[j] = j == i && i < V ? MIXP_F16 : MIXP_BF16;
         if (i == V) dtypes[V] = MIXP_F32;
         if (i == DY) dtypes[Q] = dtypes[K] = dtypes[V] = MIXP_F32;
-        s = attention_problem_of(sizes, CAUSAL | DROPOUT, dtypes);
+        attention_problem s = attention_problem_of(sizes, CAUSAL | DROPOUT, dtypes);
         attention_check_bits(&s, avx, &bits);
         attention_check_bits(&s, d, &bits);
         CHECK_INT(amxsim_dots, dots);
@@ -114,10 +113,9 @@ static void tiled_parts(mixp_isa isa, mixp_dtype low, int spoilt) {
     static float all[PART_TIME * PART_ROW], some[PART_TIME * PART_ROW], all_lse[PART_HEADS * PART_TIME],
                  lse[PART_HEADS * PART_TIME];
     const mixp_device *d = device_of(isa);
-    attention_problem s;
     int64_t leaked = 0;
     if (!d) SKIP("no AVX-512");
-    s = tiled_problem(sizes, CAUSAL, low, MIXP_F32);
+    attention_problem s = tiled_problem(sizes, CAUSAL, low, MIXP_F32);
     if (spoilt) tiled_spoil(&s, 40, INFINITY);
     tiled_part(d, &s, 0, PART_TIME, 3, all, all_lse);
     for (int64_t e = 0; e < 40 * PART_ROW; e++) leaked += !(fabsf(all[e]) < 1e30f);
@@ -198,14 +196,12 @@ static void attention_of_inf_and_nan(void) {
 static void attention_drops_as_avx512(void) {
     static const int64_t sizes[6] = { 2, 35, 32, 2, 1, 32 };
     const mixp_device *d = device_of(MIXP_ISA_AMX);
-    attention_problem s;
-    double *want;
     int64_t bad = 0, dropped = 0;
     if (!d) SKIP("no AVX-512");
-    s = tiled_problem(sizes, DROPOUT, MIXP_BF16, MIXP_F32);
+    attention_problem s = tiled_problem(sizes, DROPOUT, MIXP_BF16, MIXP_F32);
     for (int64_t i = 0; i < s.n[V]; i++) array_set(s.a[V], i, i / 32 % 32 == i % 32);
     attention_forward(mixp_cpu_with(MIXP_ISA_AVX512), &s, 0);
-    want = attention_decoded(s.a[Y], s.n[Y]);
+    double *want = attention_decoded(s.a[Y], s.n[Y]);
     attention_forward(d, &s, 0);
     for (int64_t i = 0; i < s.n[Y]; i++) {
         bad += (array_get(s.a[Y], i) == 0) != (want[i] == 0);
@@ -223,9 +219,8 @@ static void repeated_maxima_have_no_bias(void) {
     static const int64_t sizes[6] = { 1, 20, 256, 1, 1, 32 };
     const mixp_device *d = device_of(MIXP_ISA_AMX);
     double p[2], mean = 0, most = 0;
-    attention_problem s;
     if (!d) SKIP("no AVX-512");
-    s = tiled_problem(sizes, 0, MIXP_BF16, MIXP_F32);
+    attention_problem s = tiled_problem(sizes, 0, MIXP_BF16, MIXP_F32);
     for (int64_t i = 0; i < s.n[Q]; i++) array_set(s.a[Q], i, 1);
     for (int64_t i = 0; i < s.n[K]; i++) {
         array_set(s.a[K], i, i / 32 % 2 ? 0.625 : 0.75);
@@ -254,10 +249,9 @@ static void repeated_maxima_have_no_bias(void) {
 static void large_scores_have_finite_weights(mixp_isa isa, mixp_dtype low) {
     static const int64_t sizes[6] = { 1, 33, 70, 1, 1, 32 };
     const mixp_device *d = device_of(isa);
-    attention_problem s;
     int64_t largest, i, bad = 0;
     if (!d) SKIP("no AVX-512");
-    s = tiled_problem(sizes, 0, low, MIXP_F32);
+    attention_problem s = tiled_problem(sizes, 0, low, MIXP_F32);
     for (int try_number = 0; try_number < 12; try_number++) {
         largest = random_to(70);
         s.m.scale = 1 + random_to(1000) / 1000.0;
@@ -287,7 +281,6 @@ static size_t tiled_scratch(const mixp_device *dev, int64_t t, int backward) {
     const int64_t sizes[6] = { 1, t, t, 1, 1, 8 };
     attention_problem s = tiled_problem(sizes, CAUSAL, MIXP_BF16, MIXP_F32);
     mixp_attention_backward_args k;
-    size_t    bytes;
     runner    r;
     mixp_exec x = runner_exec(&r, 1);
     memset(&k, 0, sizeof k);
@@ -296,7 +289,7 @@ static size_t tiled_scratch(const mixp_device *dev, int64_t t, int backward) {
     k.dq = args_out(s.a[DQ], 0);
     if (backward) CHECK_INT(dev->kernels->attention_backward(&x, &k), MIXP_OK);
     else CHECK_INT(dev->kernels->attention(&x, &k.forward), MIXP_OK);
-    bytes = r.bytes;
+    size_t bytes = r.bytes;
     CHECK(runner_end(&r));
     attention_problem_free(&s);
     return bytes;

@@ -76,11 +76,10 @@ static int amxsim_good(int tile) {
 static void amxsim_configure(const void *p) {
     uint8_t  c[64];
     uint16_t bytes[16];
-    int      i;
     memcpy(c, p, sizeof c);
     memcpy(bytes, c + 16, sizeof bytes);
     amxsim_fault(c[0] != 1);
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         amxsim_fault((i < 14 && c[2 + i]) || (i >= 8 && (bytes[i] || c[48 + i])));
         amxsim_fault(bytes[i] > 64 || c[48 + i] > 16 || !bytes[i] != !c[48 + i]);
         if (i >= 8) continue;
@@ -98,17 +97,15 @@ static void amxsim_zero(int tile) {
     if (amxsim_good(tile)) memset(amxsim_cpu.tile[tile], 0, sizeof amxsim_cpu.tile[tile]);
 }
 static void amxsim_load(int tile, const void *p, int64_t stride) {
-    int i;
     if (!amxsim_good(tile)) return;
     amxsim_loads++;
     memset(amxsim_cpu.tile[tile], 0, sizeof amxsim_cpu.tile[tile]);
-    for (i = 0; i < amxsim_cpu.rows[tile]; i++)
+    for (int i = 0; i < amxsim_cpu.rows[tile]; i++)
         memcpy(amxsim_cpu.tile[tile][i], (const char *)p + i * stride, (size_t)amxsim_cpu.bytes[tile]);
 }
 static void amxsim_store(int tile, void *p, int64_t stride) {
-    int i;
     if (!amxsim_good(tile)) return;
-    for (i = 0; i < amxsim_cpu.rows[tile]; i++)
+    for (int i = 0; i < amxsim_cpu.rows[tile]; i++)
         memcpy((char *)p + i * stride, amxsim_cpu.tile[tile][i], (size_t)amxsim_cpu.bytes[tile]);
 }
 
@@ -137,21 +134,18 @@ static float amxsim_add(float a, float b)
 /* Element k of a row of bf16 or f16. */
 static float amxsim_widen(const uint8_t *row, int k, int f16) {
     uint16_t h;
-    int      exponent;
-    float    x;
     memcpy(&h, row + 2 * k, sizeof h);
     if (!f16) return amxsim_float((uint32_t)h << 16);
-    exponent = h >> 10 & 31;
+    int exponent = h >> 10 & 31;
     if (exponent == 31) return amxsim_float((h & 0x8000u) << 16 | 0x7F800000u | (h & 0x3FFu) << 13);
     if (exponent == 0 && amxsim.wrong == AMXSIM_SUBNORMALS) return 0.0f;
-    x = exponent ? ldexpf((float)(1024 + (h & 0x3FF)), exponent - 25) : ldexpf((float)(h & 0x3FF), -24);
+    float x = exponent ? ldexpf((float)(1024 + (h & 0x3FF)), exponent - 25) : ldexpf((float)(h & 0x3FF), -24);
     return h & 0x8000u ? -x : x;
 }
 
 static float amxsim_element(float sum, const uint8_t *a, int b, int n, int f16, int pairs) {
     float even = amxsim.wrong == AMXSIM_FROM_SUM ? sum : 0.0f, odd = 0.0f, y;
-    int   k;
-    for (k = 0; k < pairs; k++) {
+    for (int k = 0; k < pairs; k++) {
         const uint8_t *row = amxsim_cpu.tile[b][k];
         float *second = amxsim.wrong == AMXSIM_ONE_CHAIN ? &even : &odd;
         even = amxsim_fma(amxsim_widen(a, 2 * k, f16), amxsim_widen(row, 2 * n, f16), even);
@@ -192,11 +186,10 @@ AMXSIM_INLINE __m512 amxsim_widen16(__m512i pairs, int f16) {
 static AMXSIM_TARGET void amxsim_dot_by_rows(int sum, int a, int b, int f16) {
     const int       pairs = amxsim_cpu.bytes[a] / 4;
     const __mmask16 columns = (__mmask16)((1u << amxsim_cpu.bytes[sum] / 4) - 1u);
-    int m, k;
-    for (m = 0; m < amxsim_cpu.rows[sum]; m++) {
+    for (int m = 0; m < amxsim_cpu.rows[sum]; m++) {
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps(), old;
         float *to = (float *)(void *)amxsim_cpu.tile[sum][m];
-        for (k = 0; k < pairs; k++) {
+        for (int k = 0; k < pairs; k++) {
             int     pair;
             __m512i x, y = _mm512_loadu_si512(amxsim_cpu.tile[b][k]);
             memcpy(&pair, amxsim_cpu.tile[a][m] + 4 * k, sizeof pair);
@@ -221,10 +214,9 @@ static int  amxsim_has_rows(void) { return 0; }
 #endif
 
 static void amxsim_dot_by_elements(int sum, int a, int b, int f16) {
-    int   m, n;
     float x;
-    for (m = 0; m < amxsim_cpu.rows[sum]; m++)
-        for (n = 0; n < amxsim_cpu.bytes[sum] / 4; n++) {
+    for (int m = 0; m < amxsim_cpu.rows[sum]; m++)
+        for (int n = 0; n < amxsim_cpu.bytes[sum] / 4; n++) {
             memcpy(&x, amxsim_cpu.tile[sum][m] + 4 * n, sizeof x);
             x = amxsim_element(x, amxsim_cpu.tile[a][m], b, n, f16, amxsim_cpu.bytes[a] / 4);
             memcpy(amxsim_cpu.tile[sum][m] + 4 * n, &x, sizeof x);

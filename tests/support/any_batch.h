@@ -420,10 +420,9 @@ static void ab_try(ab_net nets[3], const mixp_device *device, const ab_case *tes
     if (!ab_compute(&nets[2], test, ab_whole, 1, &whole)) return;
     for (int i = 0; i < parts; i++) {
         ab_net *n = &nets[i % 2];
-        int64_t bad;
         if (!ab_compute(n, test, ab_parts[i], i % 3 == 2, &some)) continue;
         ab_compared += some.count;
-        bad = ab_differing(&whole, &some, ab_parts[i], test->kind);
+        int64_t bad = ab_differing(&whole, &some, ab_parts[i], test->kind);
         if (!bad) continue;
         test_bad++;
         TEST_SHOW("%s, %s, %s: %lld of %lld elements differ in part %d", test->name, n->mode->name,

@@ -52,8 +52,7 @@ static inline const mixp_fill_args *args_fill(test_array dst, int64_t n, double 
 
 /* Shape or strides; nothing of a rank that no kernel takes. */
 static inline void args_axes(int64_t *to, const int64_t *from, int rank) {
-    int i;
-    for (i = 0; rank <= MIXP_MAX_RANK && i < rank; i++) to[i] = from[i];
+    for (int i = 0; rank <= MIXP_MAX_RANK && i < rank; i++) to[i] = from[i];
 }
 
 static inline const mixp_copy_args *args_copy(int rank, const int64_t *shape, test_array dst,

@@ -66,8 +66,7 @@ typedef struct runner {
 
 NUMBERS_MAYBE void runner_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     const runner *r = (const runner *)user;
-    int64_t i;
-    for (i = tasks - 1; i >= 0; i--) task(arg, i, (int)((i * 7 + 3) % r->threads));
+    for (int64_t i = tasks - 1; i >= 0; i--) task(arg, i, (int)((i * 7 + 3) % r->threads));
 }
 
 static void *runner_scratch(void *user, size_t bytes) {
@@ -97,8 +96,7 @@ NUMBERS_MAYBE mixp_exec runner_exec(runner *r, int threads) {
 /* Frees; 1 when the kernel stayed inside its scratch and asked for it at most once. */
 NUMBERS_MAYBE int runner_end(runner *r) {
     int    good = r->requests <= 1;
-    size_t i;
-    for (i = 0; r->block && i < 128; i++)
+    for (size_t i = 0; r->block && i < 128; i++)
         good &= (unsigned char)r->block[i < r->lead ? i : r->bytes + i] == 0xFF;
     free(r->block);
     return good;

@@ -45,9 +45,8 @@ static inline double model_kept(const attention_model *m, int64_t s, int64_t h, 
 
 static inline double model_dot(const double *a, const double *b, int64_t n, double *size) {
     double  sum = 0;
-    int64_t e;
     *size = 0;
-    for (e = 0; e < n; e++) {
+    for (int64_t e = 0; e < n; e++) {
         sum += a[e] * b[e];
         *size += fabs(a[e] * b[e]);
     }
@@ -123,7 +122,6 @@ static inline double *model_zeros(int64_t n) {
 /* y given: the gradients start from that y, as a kernel's do; NULL: from the model's own. */
 static inline void model_run(attention_model *m, const double *y) {
     int64_t nq = m->b * m->t * m->heads * m->d, nk = m->b * m->keys * m->kv_heads * m->d;
-    int64_t s, h, i;
     double *p = model_zeros(m->keys), *slope = model_zeros(m->keys), *keep = model_zeros(nq);
     memset(m->y, 0, (size_t)nq * sizeof(double));
     memset(m->y_size, 0, (size_t)nq * sizeof(double));
@@ -133,9 +131,9 @@ static inline void model_run(attention_model *m, const double *y) {
     memset(m->dk_size, 0, (size_t)nk * sizeof(double));
     memset(m->dv, 0, (size_t)nk * sizeof(double));
     memset(m->dv_size, 0, (size_t)nk * sizeof(double));
-    for (s = 0; s < m->b; s++)
-        for (h = 0; h < m->heads; h++)
-            for (i = 0; i < m->t; i++) {
+    for (int64_t s = 0; s < m->b; s++)
+        for (int64_t h = 0; h < m->heads; h++)
+            for (int64_t i = 0; i < m->t; i++) {
                 int64_t q = model_q(m, s, h, i);
                 model_row(m, s, h, i, p, slope);
                 memcpy(keep + q, m->y + q, (size_t)m->d * sizeof(double));

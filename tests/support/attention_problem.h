@@ -26,15 +26,13 @@ enum { MASK = 1, LENGTHS = 2, CAP = 4, DROPOUT = 8, CAUSAL = 16, HIDDEN_ROWS = 3
 
 static inline test_array attention_random(mixp_dtype dtype, int64_t n, double range) {
     test_array a = array_new(dtype, n);
-    int64_t    i;
-    for (i = 0; i < n; i++) array_set(a, i, range * random_value());
+    for (int64_t i = 0; i < n; i++) array_set(a, i, range * random_value());
     return a;
 }
 
 static inline double *attention_decoded(test_array a, int64_t n) {
     double *p = model_zeros(n);
-    int64_t i;
-    for (i = 0; i < n; i++) p[i] = array_get(a, i);
+    for (int64_t i = 0; i < n; i++) p[i] = array_get(a, i);
     return p;
 }
 
@@ -43,9 +41,8 @@ static inline double *attention_decoded(test_array a, int64_t n) {
 static inline void attention_problem_mask(attention_problem *s, int what) {
     attention_model *m = &s->m;
     int64_t full[4], i, at[4], n = 1, stride[4];
-    int     axis;
     full[0] = m->b; full[1] = m->heads; full[2] = m->t; full[3] = m->keys;
-    for (axis = 3; axis >= 0; axis--) {
+    for (int axis = 3; axis >= 0; axis--) {
         s->mask_axes[axis] = random_to(3) > 0;
         stride[axis] = s->mask_axes[axis] ? n : 0;
         n *= s->mask_axes[axis] ? full[axis] : 1;
@@ -62,7 +59,7 @@ static inline void attention_problem_mask(attention_problem *s, int what) {
     s->mask_values = model_zeros(m->b * m->heads * m->t * m->keys);
     for (i = 0; i < m->b * m->heads * m->t * m->keys; i++) {
         int64_t from = 0, rest = i;
-        for (axis = 3; axis >= 0; axis--) {
+        for (int axis = 3; axis >= 0; axis--) {
             at[axis] = rest % full[axis];
             rest /= full[axis];
             from += at[axis] * stride[axis];
@@ -117,16 +114,14 @@ static inline attention_problem attention_problem_of(const int64_t sizes[6], int
 
 static inline attention_problem attention_problem_new(const int64_t sizes[6], int what) {
     mixp_dtype dtypes[ARRAYS];
-    int i;
-    for (i = 0; i < ARRAYS; i++) dtypes[i] = random_dtype();
+    for (int i = 0; i < ARRAYS; i++) dtypes[i] = random_dtype();
     return attention_problem_of(sizes, what, dtypes);
 }
 
 static inline void attention_problem_free(attention_problem *s) {
-    int i;
-    for (i = 0; i < ARRAYS; i++) array_free(s->a[i]);
-    for (i = 0; i < 3; i++) array_free(s->old[i]);
-    for (i = 0; i < 4; i++) free(s->values[i]);
+    for (int i = 0; i < ARRAYS; i++) array_free(s->a[i]);
+    for (int i = 0; i < 3; i++) array_free(s->old[i]);
+    for (int i = 0; i < 4; i++) free(s->values[i]);
     if (s->mask.data) array_free(s->mask);
     free(s->mask_values);
     free((char *)s->lse - ARRAY_GUARD);

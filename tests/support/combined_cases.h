@@ -11,21 +11,19 @@ static void test_scatter_replaces(void) {
     const double want[8] = { 6.0, 2.0, 3.0, 5.0, 11.0, 15.0, 13.0, 14.0 };
     const double dx[8] = { 0.0, 2.0, 3.0, 0.0, 2.0, 0.0, 1.0, 2.0 }, dsrc[4] = { 1.0, 1.0, 3.0, 3.0 };
     float x[8] = { 1.0f, 2.0f, 3.0f, 4.0f, 11.0f, 12.0f, 13.0f, 14.0f }, src[4] = { 5.0f, 6.0f, 7.0f, 8.0f };
-    mixp_tensor *t, *s;
-    int i, d, level;
     x[3] = mixp_f32_of_bits(0x7FC00000u);
     case_c = case_context();
-    for (d = 0; d < 3; d++)
-        for (level = 0; level < 3; level++) {
-            t = case_param(case_reals[d], 2, shape, x);
-            s = case_param(case_reals[d], 2, few, src);
+    for (int d = 0; d < 3; d++)
+        for (int level = 0; level < 3; level++) {
+            mixp_tensor *t = case_param(case_reals[d], 2, shape, x);
+            mixp_tensor *s = case_param(case_reals[d], 2, few, src);
             mixp_step_begin(case_c);
             mixp_autocast_set_level(case_c, level);
             MIXP_AUTOCAST(case_c, MIXP_BF16) case_walk(mixp_scatter(case_c, t, 1, case_ids(2, few, ids), s));
-            for (i = 0; i < 8; i++) CHECK_NEAR(case_read(t->grad, 8)[i], dx[i], 0.0);
-            for (i = 0; i < 4; i++) CHECK_NEAR(case_read(s->grad, 4)[i], dsrc[i], 0.0);
+            for (int i = 0; i < 8; i++) CHECK_NEAR(case_read(t->grad, 8)[i], dx[i], 0.0);
+            for (int i = 0; i < 4; i++) CHECK_NEAR(case_read(s->grad, 4)[i], dsrc[i], 0.0);
             s = mixp_scatter(case_c, t, -1, case_ids(2, few, ids), s);
-            for (i = 0; i < 8; i++) CHECK_NEAR(case_read(s, 8)[i], want[i], 0.0);
+            for (int i = 0; i < 8; i++) CHECK_NEAR(case_read(s, 8)[i], want[i], 0.0);
         }
     mixp_context_free(case_c);
 }
@@ -35,14 +33,13 @@ static void test_searchsorted(void) {
     enum { EDGES = 300, VALUES = 7 };
     const int64_t row[1] = { EDGES }, rows[2] = { 2, EDGES }, shape[2] = { 2, VALUES };
     float edges[2 * EDGES], values[2 * VALUES];
-    int i, j, right, each;
-    for (i = 0; i < 2 * EDGES; i++) edges[i] = (float)(i % EDGES / 2) / 4.0f + (i < EDGES ? 0.0f : 10.0f);
-    for (i = 0; i < 2 * VALUES; i++) values[i] = (float)(i * 11 % 90) / 2.0f - 1.0f;
+    for (int i = 0; i < 2 * EDGES; i++) edges[i] = (float)(i % EDGES / 2) / 4.0f + (i < EDGES ? 0.0f : 10.0f);
+    for (int i = 0; i < 2 * VALUES; i++) values[i] = (float)(i * 11 % 90) / 2.0f - 1.0f;
     values[3] = mixp_f32_of_bits(0x7FC00000u);
     values[5] = edges[9];
     case_c = case_context();
-    for (right = 0; right < 2; right++)
-        for (each = 0; each < 2; each++) {
+    for (int right = 0; right < 2; right++)
+        for (int each = 0; each < 2; each++) {
             mixp_tensor *e, *y = NULL;
             mixp_step_begin(case_c);
             e = mixp_input(case_c, MIXP_F32, 1 + each, each ? rows : row, edges);
@@ -50,10 +47,10 @@ static void test_searchsorted(void) {
             MIXP_AUTOCAST(case_c, MIXP_BF16)
                 y = mixp_searchsorted(case_c, e, mixp_input(case_c, MIXP_F32, 2, shape, values), right);
             CHECK(y && y->dtype == MIXP_I32 && y->rank == 2);
-            for (i = 0; y && i < 2 * VALUES; i++) {
+            for (int i = 0; y && i < 2 * VALUES; i++) {
                 const float *of = edges + (each && i >= VALUES ? EDGES : 0);
                 int before = 0;
-                for (j = 0; j < EDGES; j++) before += !(right ? of[j] > values[i] : of[j] >= values[i]);
+                for (int j = 0; j < EDGES; j++) before += !(right ? of[j] > values[i] : of[j] >= values[i]);
                 CHECK_NEAR(case_read(y, 2 * VALUES)[i], (double)before, 0.0);
             }
         }
@@ -65,11 +62,10 @@ static void test_triangles(void) {
     enum { ROWS = 3, COLS = 5 };
     const int64_t shape[2] = { ROWS, COLS };
     float x[ROWS * COLS];
-    int i, diagonal, level;
-    for (i = 0; i < ROWS * COLS; i++) x[i] = (float)(i + 1);
+    for (int i = 0; i < ROWS * COLS; i++) x[i] = (float)(i + 1);
     case_c = case_context();
-    for (diagonal = -4; diagonal <= 6; diagonal++)
-        for (level = 0; level < 3; level++) {
+    for (int diagonal = -4; diagonal <= 6; diagonal++)
+        for (int level = 0; level < 3; level++) {
             mixp_tensor *y[2] = { NULL, NULL };
             mixp_step_begin(case_c);
             mixp_autocast_set_level(case_c, level);
@@ -77,7 +73,7 @@ static void test_triangles(void) {
                 y[0] = mixp_tril(case_c, mixp_cast(case_c, mixp_input(case_c, MIXP_F32, 2, shape, x), MIXP_F16), diagonal);
                 y[1] = mixp_triu(case_c, mixp_cast(case_c, mixp_input(case_c, MIXP_F32, 2, shape, x), MIXP_F16), diagonal);
             }
-            for (i = 0; i < ROWS * COLS; i++) {
+            for (int i = 0; i < ROWS * COLS; i++) {
                 const int place = i % COLS - i / COLS;
                 CHECK_NEAR(case_read(y[0], ROWS * COLS)[i], place > diagonal ? 0.0 : (double)(i + 1), 0.0);
                 CHECK_NEAR(case_read(y[1], ROWS * COLS)[i], place < diagonal ? 0.0 : (double)(i + 1), 0.0);
@@ -90,12 +86,11 @@ static void test_combined_refused(void) {
     const int64_t two[2] = { 2, 3 }, three[1] = { 3 };
     const float x[6] = { 1, 2, 3, 4, 5, 6 };
     const int32_t ids[6] = { 0, 1, 0, 1, 0, 1 };
-    mixp_tensor *t, *v, *n;
     case_c = case_context();
-    t = case_param(MIXP_F32, 2, two, x);
-    v = case_param(MIXP_F32, 1, three, x);
+    mixp_tensor *t = case_param(MIXP_F32, 2, two, x);
+    mixp_tensor *v = case_param(MIXP_F32, 1, three, x);
     mixp_step_begin(case_c);
-    n = mixp_input(case_c, MIXP_I32, 2, two, ids);
+    mixp_tensor *n = mixp_input(case_c, MIXP_I32, 2, two, ids);
     case_refused(mixp_norm(case_c, t, mixp_f32_of_bits(0x7FC00000u), 0, 0), MIXP_ERR_ARGUMENT, "norm: the order is NaN");
     case_refused(mixp_norm(case_c, t, 3.0f, 2, 0), MIXP_ERR_SHAPE, "norm: x");
     case_refused(mixp_cumprod(case_c, t, MIXP_ALL), MIXP_ERR_SHAPE, "cumprod: x");
@@ -125,12 +120,10 @@ static void test_einsum_refused(void) {
     };
     const int64_t two[2] = { 2, 3 };
     const float x[6] = { 1, 2, 3, 4, 5, 6 };
-    mixp_tensor *t;
-    size_t i;
     case_c = case_context();
-    t = case_param(MIXP_F32, 2, two, x);
+    mixp_tensor *t = case_param(MIXP_F32, 2, two, x);
     mixp_step_begin(case_c);
-    for (i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         case_refused(mixp_einsum(case_c, cases[i].equation, t, t), cases[i].code, cases[i].says);
     case_refused(mixp_einsum(case_c, NULL, t, t), MIXP_ERR_ARGUMENT, "two operands");
     CHECK_NEAR(mixp_item(mixp_einsum(case_c, "ij,ij->", t, t)), 91.0, 0.0);

@@ -25,11 +25,10 @@ static void comma_end(void) {
 /* Returns 0, in the locale "C", if the system cannot make it. */
 static int comma_begin(void) {
     char command[400], number[16] = "";
-    int  made;
     snprintf(comma_folder, sizeof comma_folder, "/tmp/mixprec_comma_%ld", (long)getpid());
     snprintf(command, sizeof command, "rm -rf %s && mkdir %s && localedef -i de_DE -f UTF-8 %s/de_DE.UTF-8 >%s/log 2>&1",
              comma_folder, comma_folder, comma_folder, comma_folder);
-    made = system(command) == 0;
+    int made = system(command) == 0;
     if (made) setenv("LOCPATH", comma_folder, 1);
     if (made && setlocale(LC_ALL, "de_DE.UTF-8")) snprintf(number, sizeof number, "%.1f", 0.5);
     if (strcmp(number, "0,5") == 0) return 1;

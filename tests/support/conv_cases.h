@@ -20,10 +20,9 @@ static float    conv_uniform(void) {
 static mixp_tensor *conv_numbers(mixp_context *ctx, const char *name, int rank, const int64_t *shape, double *copy) {
     static float v[CONV_MOST];
     mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, rank, shape);
-    int64_t      i;
     CHECK(t && t->count <= CONV_MOST);
     if (!t) return NULL;
-    for (i = 0; i < t->count; i++) {
+    for (int64_t i = 0; i < t->count; i++) {
         v[i] = (float)(int)(16.0f * conv_uniform()) / 16.0f;
         copy[i] = (double)v[i];
     }
@@ -65,20 +64,18 @@ static double conv_at(const conv_case *k, const double *x, const double *w, int6
 static void conv_forward_is_its_definition(void) {
     static double x[CONV_MOST], w[CONV_MOST], bias[16];
     static float  y[CONV_MOST];
-    size_t at;
-    for (at = 0; at < sizeof conv_cases / sizeof conv_cases[0]; at++) {
+    for (size_t at = 0; at < sizeof conv_cases / sizeof conv_cases[0]; at++) {
         const conv_case *k = &conv_cases[at];
         mixp_context *ctx = conv_context();
         int64_t sx[4], sw[4], sb[1], i;
         mixp_tensor *tx, *tw, *tb, *ty = NULL;
-        int f16;
         sx[0] = k->b; sx[1] = k->in; sx[2] = k->h; sx[3] = k->w;
         sw[0] = k->out; sw[1] = k->in / conv_or_1(k->d.groups); sw[2] = k->kh; sw[3] = k->kw;
         sb[0] = k->out;
         tx = conv_numbers(ctx, "x", 4, sx, x);
         tw = conv_numbers(ctx, "w", 4, sw, w);
         tb = conv_numbers(ctx, "b", 1, sb, bias);
-        for (f16 = 0; f16 < 2; f16++) {
+        for (int f16 = 0; f16 < 2; f16++) {
             mixp_step_begin(ctx);
             MIXP_AUTOCAST(ctx, f16 ? MIXP_F16 : MIXP_F32) { ty = conv2d(ctx, tx, tw, tb, &k->d); }
             CHECK(ty != NULL);
@@ -123,8 +120,7 @@ static void conv_differences(mixp_context *ctx, conv_check *k, int inputs) {
 
 static void conv_gradients_are_differences(void) {
     static double unused[CONV_MOST];
-    size_t at;
-    for (at = 0; at < sizeof conv_cases / sizeof conv_cases[0]; at += (size_t)CONV_EACH) {
+    for (size_t at = 0; at < sizeof conv_cases / sizeof conv_cases[0]; at += (size_t)CONV_EACH) {
         const conv_case *k = &conv_cases[at];
         int64_t sx[4], sw[4], sb[1];
         conv_check check;
@@ -175,13 +171,12 @@ static void conv_pools_and_norms(void) {
     mixp_context *ctx = conv_context();
     int64_t shape[4] = { 2, 4, 6, 4 }, channels[1] = { 4 }, i;
     conv_check check;
-    mixp_tensor *p;
     memset(&check, 0, sizeof check);
     check.x = conv_numbers(ctx, "x", 4, shape, x);
     check.w = conv_numbers(ctx, "gamma", 1, channels, unused);
     check.b = conv_numbers(ctx, "beta", 1, channels, unused);
     mixp_step_begin(ctx);
-    p = max_pool2d(ctx, check.x, 3, 2, 1);
+    mixp_tensor *p = max_pool2d(ctx, check.x, 3, 2, 1);
     CHECK(p && p->shape[2] == 3 && p->shape[3] == 2);
     CHECK_INT(mixp_read(p, y, MIXP_F32, p->count), MIXP_OK);
     for (i = 0; i < p->count; i++) {
@@ -201,16 +196,13 @@ static void conv_statistics_are_kept(void) {
     mixp_context *ctx = conv_context();
     int64_t shape[4] = { 2, 1, 1, 2 };
     static const float batch[2][4] = { { 1, 2, 3, 6 }, { 0, 0, 4, 4 } };
-    norm_statistics keep;
-    mixp_tensor *y;
     float got[4], mean = 0, variance = 1;
-    int i;
-    keep = batch_norm_statistics(ctx, "bn", 1);
+    norm_statistics keep = batch_norm_statistics(ctx, "bn", 1);
     CHECK(keep.mean && keep.mean == mixp_context_find(ctx, "bn.running_mean"));
     CHECK(keep.variance && keep.variance == mixp_context_find(ctx, "bn.running_var"));
     CHECK_NEAR(mixp_item(keep.mean), 0, 0);
     CHECK_NEAR(mixp_item(keep.variance), 1, 0);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         float m = i ? 2.0f : 3.0f, v = i ? 16.0f / 3.0f : 14.0f / 3.0f;
         mixp_step_begin(ctx);
         batch_norm(ctx, mixp_input(ctx, MIXP_F32, 4, shape, batch[i]), NULL, NULL, &keep, 1, 1e-5f);
@@ -220,9 +212,9 @@ static void conv_statistics_are_kept(void) {
     CHECK_NEAR(mixp_item(keep.mean), (double)mean, 1e-6);
     CHECK_NEAR(mixp_item(keep.variance), (double)variance, 1e-6);
     mixp_step_begin(ctx);
-    y = batch_norm(ctx, mixp_input(ctx, MIXP_F32, 4, shape, batch[0]), NULL, NULL, &keep, 0, 1e-5f);
+    mixp_tensor *y = batch_norm(ctx, mixp_input(ctx, MIXP_F32, 4, shape, batch[0]), NULL, NULL, &keep, 0, 1e-5f);
     CHECK_INT(mixp_read(y, got, MIXP_F32, 4), MIXP_OK);
-    for (i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++)
         CHECK_NEAR((double)got[i], ((double)batch[0][i] - (double)mean) / sqrt((double)variance + 1e-5), 1e-5);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
@@ -254,7 +246,6 @@ static mixp_tensor *norm_param(norm_run *n, const char *name, int rank, int64_t 
 static void norm_open(norm_run *n, int level, float scale, int guard) {
     static const float w[NORM_WIDTH] = { 3, -2 };
     mixp_scaler_desc   d;
-    int                c;
     memset(n, 0, sizeof *n);
     memset(&d, 0, sizeof d);
     n->ctx = conv_context();
@@ -262,7 +253,7 @@ static void norm_open(norm_run *n, int level, float scale, int guard) {
     n->w = norm_param(n, "w", 4, NORM_WIDTH, 1);
     n->head = norm_param(n, "head", 2, 1, NORM_WIDTH);
     n->keep = batch_norm_statistics(n->ctx, "bn", NORM_WIDTH);
-    for (c = 0; c < NORM_WIDTH; c++) n->variance[c] = 1;
+    for (int c = 0; c < NORM_WIDTH; c++) n->variance[c] = 1;
     CHECK_INT(mixp_write(n->w, w, MIXP_F32, NORM_WIDTH), MIXP_OK);
     mixp_tensor_set_requires_grad(n->w, 0);
     mixp_fill(n->head, 0.5);
@@ -298,12 +289,11 @@ static void norm_try(norm_run *n) {
 
 /* The batch counts in what the statistics must be, by PyTorch's rule, in double. */
 static void norm_count(norm_run *n) {
-    int c, i;
-    for (c = 0; c < NORM_WIDTH; c++) {
+    for (int c = 0; c < NORM_WIDTH; c++) {
         const double w = c ? -2 : 3;
         double       mean = 0, squares = 0;
-        for (i = 0; i < NORM_ROWS; i++) mean += w * (double)n->x[i] / NORM_ROWS;
-        for (i = 0; i < NORM_ROWS; i++) squares += (w * (double)n->x[i] - mean) * (w * (double)n->x[i] - mean);
+        for (int i = 0; i < NORM_ROWS; i++) mean += w * (double)n->x[i] / NORM_ROWS;
+        for (int i = 0; i < NORM_ROWS; i++) squares += (w * (double)n->x[i] - mean) * (w * (double)n->x[i] - mean);
         n->mean[c] += 0.1 * (mean - n->mean[c]);
         n->variance[c] += 0.1 * (squares / (NORM_ROWS - 1) - n->variance[c]);
     }
@@ -311,10 +301,9 @@ static void norm_count(norm_run *n) {
 
 static void norm_compare(norm_run *n) {
     float got[2][NORM_WIDTH];
-    int   c;
     CHECK_INT(mixp_read(n->keep.mean, got[0], MIXP_F32, NORM_WIDTH), MIXP_OK);
     CHECK_INT(mixp_read(n->keep.variance, got[1], MIXP_F32, NORM_WIDTH), MIXP_OK);
-    for (c = 0; c < NORM_WIDTH; c++) {
+    for (int c = 0; c < NORM_WIDTH; c++) {
         CHECK_NEAR((double)got[0][c], n->mean[c], 1e-6 * sqrt(n->variance[c]));
         CHECK_NEAR((double)got[1][c], n->variance[c], 1e-5 * n->variance[c]);
     }
@@ -323,12 +312,11 @@ static void norm_compare(norm_run *n) {
 /* An evaluation is normalised by what the statistics must be, in fp16 too. */
 static void norm_evaluate(norm_run *n) {
     float y[NORM_ROWS * NORM_WIDTH];
-    int   i;
     mixp_eval_begin(n->ctx);
-    for (i = 0; i < NORM_ROWS; i++) n->x[i] = (float)i;
+    for (int i = 0; i < NORM_ROWS; i++) n->x[i] = (float)i;
     MIXP_NO_GRAD(n->ctx) MIXP_AUTOCAST(n->ctx, MIXP_F16)
         CHECK_INT(mixp_read(norm_of_batch(n, 0), y, MIXP_F32, NORM_ROWS * NORM_WIDTH), MIXP_OK);
-    for (i = 0; i < NORM_ROWS * NORM_WIDTH; i++) {
+    for (int i = 0; i < NORM_ROWS * NORM_WIDTH; i++) {
         const int    c = i % NORM_WIDTH;
         const double x = (c ? -2 : 3) * (i / NORM_WIDTH), want = (x - n->mean[c]) / sqrt(n->variance[c] + 1e-5);
         CHECK_NEAR((double)y[i], want, 1e-4 * (1 + fabs(want)));
@@ -339,10 +327,9 @@ static void norm_evaluate(norm_run *n) {
 static void norm_steps(int level, float scale, int guard, int tries) {
     norm_run     n;
     mixp_verdict v;
-    int          step, i;
     norm_open(&n, level, scale, guard);
-    for (step = 0; step < NORM_STEPS; step++) {
-        for (i = 0; i < NORM_ROWS; i++)
+    for (int step = 0; step < NORM_STEPS; step++) {
+        for (int i = 0; i < NORM_ROWS; i++)
             n.x[i] = (step == NORM_LARGE ? 16384.0f : 1.0f) * (float)((5 * i + 3 * step) % 8 - 3) / 2.0f;
         do norm_try(&n);
         while (tries && mixp_retry(n.scaler, tries));
@@ -359,8 +346,7 @@ static void norm_steps(int level, float scale, int guard, int tries) {
 }
 
 static void conv_statistics_count_applied_steps(void) {
-    int i;
-    for (i = 0; i < 16; i += CONV_EACH) norm_steps(1 + i % 2, i & 2 ? 1024.0f : 4194304.0f, i & 4, i & 8 ? 20 : 0);
+    for (int i = 0; i < 16; i += CONV_EACH) norm_steps(1 + i % 2, i & 2 ? 1024.0f : 4194304.0f, i & 4, i & 8 ? 20 : 0);
 }
 
 static void conv_bad_statistics_are_told(void) {
@@ -385,15 +371,13 @@ static void conv_norm_of_one_value_is_told(void) {
     static const float   x[4] = { 3, -1, 5, 4 };
     norm_statistics keep = batch_norm_statistics(ctx, "bn", 2);
     float           got[2];
-    int             i, kept, training;
-    for (i = 0; i < 3; i++)
-        for (kept = 0; kept < 2; kept++)
-            for (training = 0; training < 2; training++) {
+    for (int i = 0; i < 3; i++)
+        for (int kept = 0; kept < 2; kept++)
+            for (int training = 0; training < 2; training++) {
                 int refused = i == 0 && (training || !kept);
-                mixp_tensor *in, *y;
                 mixp_step_begin(ctx);
-                in = mixp_input(ctx, MIXP_F32, 4, shape[i], x);
-                y = batch_norm(ctx, in, NULL, NULL, kept ? &keep : NULL, training, 1e-5f);
+                mixp_tensor *in = mixp_input(ctx, MIXP_F32, 4, shape[i], x);
+                mixp_tensor *y = batch_norm(ctx, in, NULL, NULL, kept ? &keep : NULL, training, 1e-5f);
                 CHECK((y == NULL) == refused);
                 CHECK_INT(mixp_context_error(ctx, NULL), refused ? MIXP_ERR_SHAPE : MIXP_OK);
                 mixp_context_clear_error(ctx);

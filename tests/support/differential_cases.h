@@ -140,9 +140,8 @@ static int kind_of(double v) { return v != v ? 3 : v > 1.7e308 ? 1 : v < -1.7e30
 static double small_off(const mixp_tensor *t, const double *want, int *lost) {
     const double most = t && t->dtype == MIXP_F16 ? 65519.99 : 3.39617752923e38;
     double got[MAX_VALUES], off = 0.0;
-    int64_t i;
     if (!t || mixp_read(t, got, MIXP_F64, t->count) != MIXP_OK) return HUGE_VAL;
-    for (i = 0; i < t->count; i++) {
+    for (int64_t i = 0; i < t->count; i++) {
         double w = want[i] > most ? HUGE_VAL : want[i] < -most ? -HUGE_VAL : want[i];
         double by = fabs(w) > 1.0 ? fabs(w) : 1.0;
         if (kind_of(got[i]) != kind_of(w)) ++*lost;
@@ -190,13 +189,12 @@ static int small_one(mixp_context *ctx, int index, int mode, const double *want)
     static const mixp_dtype dtypes[5] = { MIXP_F32, MIXP_F16, MIXP_BF16, MIXP_F16, MIXP_BF16 };
     const small_case *k = &small_cases[index];
     uint32_t gen = gen_start(600u + (uint32_t)index);
-    const char *text;
     mixp_tensor *y = NULL;
     inputs in;
     int i, lost = 0, used = k->count;
     memset(&in, 0, sizeof in);
     mixp_step_begin(ctx);
-    for (text = k->inputs; *text; text += *text == ' ')
+    for (const char *text = k->inputs; *text; text += *text == ' ')
         text = make_input(ctx, text, &gen, dtypes[mode], &in);
     if (mode < 3) y = apply_small(ctx, k->name, in.t, dtypes[mode]);
     else MIXP_AUTOCAST(ctx, dtypes[mode]) y = apply_small(ctx, k->name, in.t, dtypes[mode]);

@@ -7,8 +7,7 @@
 
 /* The first place of what[n] in in[bytes], or NULL. */
 static char *find_bytes(char *in, size_t bytes, const char *what, size_t n) {
-    size_t i;
-    for (i = 0; i + n <= bytes; i++)
+    for (size_t i = 0; i + n <= bytes; i++)
         if (memcmp(in + i, what, n) == 0) return in + i;
     return NULL;
 }

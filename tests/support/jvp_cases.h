@@ -18,10 +18,9 @@ static mixp_tensor *jvp_real(mixp_context *c, char kind, uint32_t *gen, int rank
     float v[JVP_ROOM];
     mixp_tensor *t = kind == 't' ? mixp_activation(c, MIXP_F32, rank, shape)
                                  : mixp_param(c, NULL, MIXP_F32, rank, shape);
-    int i;
     gen_short(gen, v, n);
-    for (i = 0; kind != 's' && i < n; i++) v[i] = (v[i] + 2.0f) / 4.0f;
-    for (i = 0; kind == 'q' && i < n; i++) v[i] = v[i] < 0.125f ? 0.125f : v[i];
+    for (int i = 0; kind != 's' && i < n; i++) v[i] = (v[i] + 2.0f) / 4.0f;
+    for (int i = 0; kind == 'q' && i < n; i++) v[i] = v[i] < 0.125f ? 0.125f : v[i];
     CHECK_INT(mixp_write(t, v, MIXP_F32, n), MIXP_OK);
     return t;
 }
@@ -179,8 +178,7 @@ static mixp_tensor *jvp_function(mixp_context *c, const char *name, mixp_tensor 
 /* The sum over the inputs of y's derivatives along their directions. */
 static mixp_tensor *jvp_total(mixp_context *c, mixp_tensor *y, const jvp_inputs *in) {
     mixp_tensor *sum = NULL;
-    int i;
-    for (i = 0; i < in->n; i++) {
+    for (int i = 0; i < in->n; i++) {
         mixp_tensor *d = in->real[i] ? mixp_jvp(c, y, in->t[i], in->d[i]) : NULL;
         if (d) CHECK(d->dtype == y->dtype && d->rank == y->rank && d->count == y->count);
         if (d) sum = sum ? mixp_add(c, sum, d) : d;
@@ -211,12 +209,11 @@ static int jvp_one(mixp_context *c, int index, int mode, const double *want) {
     const jvp_case *k = &jvp_cases[index];
     mixp_tensor *y, *first = NULL, *second = NULL, *w;
     uint32_t gen = gen_start(900u + (uint32_t)index);
-    const char *text;
     int i, at = k->count;
     jvp_inputs in;
     memset(&in, 0, sizeof in);
     CHECK_INT(mixp_step_begin(c), MIXP_OK);
-    for (text = k->inputs; *text; text += *text == ' ') text = jvp_input(c, text, &gen, &in);
+    for (const char *text = k->inputs; *text; text += *text == ' ') text = jvp_input(c, text, &gen, &in);
     for (i = 0; i < in.n; i++) in.d[i] = in.real[i] ? jvp_direction(c, &gen, in.t[i]) : NULL;
     MIXP_AUTOCAST(c, jvp_dtypes[mode]) {
         y = jvp_function(c, k->name, in.t);
@@ -259,8 +256,7 @@ static double jvp_gelu(double x) { return 0.5 * x * erfc(-x / sqrt(2.0)); }
 /* A function of x[5] and b: each kind of operator once. */
 static double jvp_double(const double *x, double b) {
     double sum = 0.0, h;
-    int i;
-    for (i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++) {
         h = tanh(x[i] * b + 0.25) + sin(x[i]) * exp(-x[i]);
         sum += jvp_gelu(h) / (1.5 + cos(x[(i + 1) % 5])) + jvp_sigmoid(h * h) * b;
     }
@@ -278,8 +274,7 @@ static mixp_tensor *jvp_same(mixp_context *c, mixp_tensor *x, mixp_tensor *b) {
 
 static double jvp_moved(const float *x, float b, const float *d, double db, double by) {
     double at[5];
-    int i;
-    for (i = 0; i < 5; i++) at[i] = (double)x[i] + by * (double)d[i];
+    for (int i = 0; i < 5; i++) at[i] = (double)x[i] + by * (double)d[i];
     return jvp_double(at, (double)b + by * db);
 }
 
@@ -322,13 +317,12 @@ static void test_jvp_of_a_column(void) {
     static const float v[4] = { 2.0f, 3.0f, 5.0f, 7.0f }, d[2] = { 0.0f, 1.0f };
     const int64_t row[2] = { 1, 2 }, all[2] = { 2, 2 };
     mixp_context *c = case_context();
-    mixp_tensor *xt, *u, *by_t;
     float got[4];
     mixp_step_begin(c);
-    xt = mixp_input(c, MIXP_F32, 2, all, v);
+    mixp_tensor *xt = mixp_input(c, MIXP_F32, 2, all, v);
     mixp_tensor_set_requires_grad(xt, 1);
-    u = mixp_square(c, xt);
-    by_t = mixp_expand(c, mixp_input(c, MIXP_F32, 2, row, d), 2, all);
+    mixp_tensor *u = mixp_square(c, xt);
+    mixp_tensor *by_t = mixp_expand(c, mixp_input(c, MIXP_F32, 2, row, d), 2, all);
     mixp_read(mixp_jvp(c, u, xt, by_t), got, MIXP_F32, 4);
     CHECK_NEAR(got[0], 0.0, 0.0);
     CHECK_NEAR(got[1], 6.0, 0.0);
@@ -342,14 +336,13 @@ static void test_jvp_of_little(void) {
     static const float v[3] = { 1.0f, 2.0f, -3.0f };
     const int64_t three = 3, one = 1;
     mixp_context *c = case_context();
-    mixp_tensor *x, *h, *y, *d;
     float got[3];
     mixp_step_begin(c);
-    x = mixp_input(c, MIXP_F32, 1, &three, v);
+    mixp_tensor *x = mixp_input(c, MIXP_F32, 1, &three, v);
     mixp_tensor_set_requires_grad(x, 1);
-    h = mixp_scale(c, x, 3.0f);
-    y = mixp_square(c, h);
-    d = mixp_jvp(c, x, x, NULL);
+    mixp_tensor *h = mixp_scale(c, x, 3.0f);
+    mixp_tensor *y = mixp_square(c, h);
+    mixp_tensor *d = mixp_jvp(c, x, x, NULL);
     mixp_read(d, got, MIXP_F32, 3);
     CHECK_NEAR(got[0], 1.0, 0.0);
     mixp_read(mixp_jvp(c, y, h, mixp_full(c, MIXP_F16, 1, &three, 0.5)), got, MIXP_F32, 3);
@@ -421,10 +414,9 @@ static void test_jvp_and_blocks(void) {
     float grad[2][4];
     mixp_context *c = case_context();
     mixp_tensor *x, *y;
-    int again;
     jvp_block_w = mixp_param(c, "w", MIXP_F32, 2, shape);
     mixp_write(jvp_block_w, v, MIXP_F32, 4);
-    for (again = 0; again < 2; again++) {
+    for (int again = 0; again < 2; again++) {
         mixp_step_begin(c);
         jvp_block_w->grad = NULL;
         x = mixp_input(c, MIXP_F32, 2, shape, v);
@@ -464,21 +456,19 @@ static double recipe_run(mixp_recipe r, int derivatives) {
     mixp_scaler *scaler = mixp_scaler_new(c, NULL);
     mixp_optimizer *opt = mixp_optimizer_new(c, NULL);
     mixp_tensor *w[RECIPE_LINEARS], *x, *y, *z, *loss = NULL;
-    double last;
-    int i, k;
-    for (i = 0; i < RECIPE_LINEARS; i++) w[i] = mixp_param(c, name[i], MIXP_F32, 2, shape);
+    for (int i = 0; i < RECIPE_LINEARS; i++) w[i] = mixp_param(c, name[i], MIXP_F32, 2, shape);
     CHECK_INT(mixp_init_all(c, "*", mixp_init_xavier_normal, 1.0), MIXP_OK);
     CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
     CHECK_INT(mixp_autocast_set_recipe(c, &r), MIXP_OK);
-    for (i = 0; i < RECIPE_WIDTH * RECIPE_WIDTH; i++) data[i] = (float)((i * 37) % 64 - 32) / 16.0f;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < RECIPE_WIDTH * RECIPE_WIDTH; i++) data[i] = (float)((i * 37) % 64 - 32) / 16.0f;
+    for (int i = 0; i < 3; i++) {
         mixp_step_begin(c);
         mixp_zero_grad(opt);
         MIXP_AUTOCAST(c, MIXP_BF16) {
             x = y = z = mixp_input(c, MIXP_F32, 2, shape, data);
             mixp_tensor_set_requires_grad(x, 1);
             CHECK_INT(recipe_net(c, &y, w), 7);
-            for (k = 0; k < derivatives; k++) CHECK(mixp_jvp(c, y, x, NULL) != NULL);
+            for (int k = 0; k < derivatives; k++) CHECK(mixp_jvp(c, y, x, NULL) != NULL);
             CHECK_INT(recipe_net(c, &z, w), 7);
             loss = mixp_mse(c, mixp_add(c, y, z), mixp_detach(c, x));
         }
@@ -486,7 +476,7 @@ static double recipe_run(mixp_recipe r, int derivatives) {
         CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
         CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
     }
-    last = mixp_item(loss);
+    double last = mixp_item(loss);
     CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
     mixp_context_free(c);
     return last;
@@ -494,14 +484,13 @@ static double recipe_run(mixp_recipe r, int derivatives) {
 
 /* Tangents are no linears of a recipe: delayed scales and losses stay. */
 static void test_jvp_under_recipes(void) {
-    int kind, derivatives;
-    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
+    for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
         mixp_recipe r;
         memset(&r, 0, sizeof r);
         r.kind = (mixp_recipe_kind)kind;
         if (r.kind == MIXP_RECIPE_FP8_BLOCK) continue;      /* needs multiples of 128 */
         if (r.kind == MIXP_RECIPE_NVFP4) r.no_stochastic = r.no_hadamard = 1;
-        for (derivatives = 1; derivatives < 3; derivatives++)
+        for (int derivatives = 1; derivatives < 3; derivatives++)
             CHECK_NEAR(recipe_run(r, derivatives), recipe_run(r, 0), 0.0);
     }
 }

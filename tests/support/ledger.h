@@ -614,8 +614,7 @@ LEDGER_KERNEL(random) {
 }
 LEDGER_KERNEL(compare) {
     double n = 1;
-    int i;
-    for (i = 0; i < k->rank; i++) n *= (double)k->shape[i];
+    for (int i = 0; i < k->rank; i++) n *= (double)k->shape[i];
     (void)x;
     return ledger_moves("compare", 1, ledger_in(k->a, n) + ledger_in(k->b, n), n, 0.7);
 }

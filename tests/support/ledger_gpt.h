@@ -146,11 +146,10 @@ static mixp_tensor *ledger_loss_of(ledger_gpt *m) {
 /* One step; used, if given: bytes in use after its first forward pass. */
 static void ledger_step(ledger_gpt *m, size_t *used) {
     for (int i = 0; i < m->c.accumulate; i++) {
-        mixp_tensor *loss;
         if (i == 0) mixp_zero_grad(m->opt);
         mixp_step_begin(m->ctx);
         ledger.backward = 0;
-        loss = ledger_loss_of(m);
+        mixp_tensor *loss = ledger_loss_of(m);
         if (used && i == 0) *used = mixp_context_memory(m->ctx).used;
         ledger.backward = 1;
         mixp_backward(m->ctx, loss);

@@ -99,12 +99,10 @@ static void loss_near(const loss_case *k, const char *what, const mixp_tensor *t
 }
 
 static mixp_tensor *loss_mixed(mixp_tensor *y) {
-    mixp_tensor *mix;
     float column[LOSS_ROWS];
-    int i;
     if (!y || y->rank == 0) return y;
-    for (i = 0; i < LOSS_ROWS; i++) column[i] = loss_mix[i * LOSS_COLS];
-    mix = mixp_input(case_c, MIXP_F32, y->rank, y->shape, y->rank == 1 ? column : loss_mix);
+    for (int i = 0; i < LOSS_ROWS; i++) column[i] = loss_mix[i * LOSS_COLS];
+    mixp_tensor *mix = mixp_input(case_c, MIXP_F32, y->rank, y->shape, y->rank == 1 ? column : loss_mix);
     return mixp_sum(case_c, mixp_mul(case_c, y, mix), MIXP_ALL, 0);
 }
 
@@ -135,8 +133,7 @@ static void loss_check(const loss_case *k, mixp_dtype dtype, int64_t chunk, doub
 
 static void test_loss_options(void) {
     const int n = (int)(sizeof loss_cases / sizeof loss_cases[0]);
-    int i;
-    for (i = 0; i < n; i += LOSS_STEP) {
+    for (int i = 0; i < n; i += LOSS_STEP) {
         const int fused = strcmp(loss_cases[i].op, "linear_cross_entropy") == 0;
         loss_check(&loss_cases[i], MIXP_F32, 0, 4e-6);
         if (fused) loss_check(&loss_cases[i], MIXP_F32, 3, 4e-6);
@@ -151,9 +148,7 @@ static void test_loss_autocast(void) {
     mixp_loss_desc d;
     mixp_tensor *x, *w, *ids, *y = NULL;
     float square[LOSS_COLS * LOSS_COLS];
-    double plain, low;
-    int i;
-    for (i = 0; i < LOSS_COLS * LOSS_COLS; i++) square[i] = loss_weights[i % LOSS_COUNT];
+    for (int i = 0; i < LOSS_COLS * LOSS_COLS; i++) square[i] = loss_weights[i % LOSS_COUNT];
     memset(&d, 0, sizeof d);
     case_c = case_context();
     x = loss_leaf(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_x);
@@ -161,9 +156,9 @@ static void test_loss_autocast(void) {
     mixp_step_begin(case_c);
     ids = mixp_input(case_c, MIXP_I32, 1, rows, loss_ids);
     d.weight = loss_tensor(MIXP_F32, 0, LOSS_COLS, loss_classes);
-    plain = mixp_item(mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, x, ids, &d));
+    double plain = mixp_item(mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, x, ids, &d));
     MIXP_AUTOCAST(case_c, MIXP_BF16) {
-        low = mixp_item(mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, x, ids, &d));
+        double low = mixp_item(mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, x, ids, &d));
         CHECK(plain == low);
         y = mixp_linear_cross_entropy_apply(case_c, x, w, ids, &d);
         CHECK(y && y->dtype == MIXP_F32);
@@ -183,17 +178,15 @@ static void test_loss_weightless_chunks(void) {
     static const int64_t rows[1] = { LOSS_ROWS };
     static const int32_t ids[LOSS_ROWS] = { 0, 0, 1, 0 };
     static const float weights[2][LOSS_COLS] = { { 0, 1, 2, 3, 4 }, { -1, -2, 0.5f, -3, 0.25f } };
-    int i;
-    for (i = 0; i < 2; i++) {
-        mixp_tensor *x, *w, *targets;
+    for (int i = 0; i < 2; i++) {
         mixp_loss_desc d;
         double whole, parts;
         memset(&d, 0, sizeof d);
         case_c = case_context();
-        x = loss_leaf(MIXP_F32, LOSS_ROWS, 3, loss_in);
-        w = loss_leaf(MIXP_F32, LOSS_COLS, 3, loss_w);
+        mixp_tensor *x = loss_leaf(MIXP_F32, LOSS_ROWS, 3, loss_in);
+        mixp_tensor *w = loss_leaf(MIXP_F32, LOSS_COLS, 3, loss_w);
         mixp_step_begin(case_c);
-        targets = mixp_input(case_c, MIXP_I32, 1, rows, ids);
+        mixp_tensor *targets = mixp_input(case_c, MIXP_I32, 1, rows, ids);
         d.weight = loss_tensor(MIXP_F32, 0, LOSS_COLS, weights[i]);
         d.smoothing = 0.25f;
         whole = mixp_item(mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, mixp_linear(case_c, x, w, NULL), targets, &d));
@@ -208,14 +201,13 @@ static void test_loss_weightless_chunks(void) {
 
 static void test_loss_refused(void) {
     const int64_t rows[1] = { LOSS_ROWS };
-    mixp_tensor *x, *t, *ids;
     mixp_loss_desc d, none;
     memset(&none, 0, sizeof none);
     case_c = case_context();
-    x = loss_leaf(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_x);
-    t = loss_leaf(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_probs);
+    mixp_tensor *x = loss_leaf(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_x);
+    mixp_tensor *t = loss_leaf(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_probs);
     mixp_step_begin(case_c);
-    ids = mixp_input(case_c, MIXP_I32, 1, rows, loss_ids);
+    mixp_tensor *ids = mixp_input(case_c, MIXP_I32, 1, rows, loss_ids);
     case_refused(mixp_loss_apply(case_c, MIXP_OP_ADD, x, t, NULL), MIXP_ERR_ARGUMENT, "not the id of a loss of two tensors");
     d = none;
     d.smoothing = 0.1f;

@@ -31,12 +31,10 @@ static mixp_tensor *case_param(mixp_dtype dtype, int rank, const int64_t *shape,
 static double case_dy(int64_t i) { return (double)(1 + i % 3); }
 static void case_walk(mixp_tensor *y) {
     static float w[CASE_ROOM];
-    mixp_tensor *dy;
-    int i;
     CHECK(y != NULL);
     if (!y) return;
-    for (i = 0; i < CASE_ROOM; i++) w[i] = (float)case_dy(i);
-    dy = mixp_input(case_c, MIXP_F32, y->rank, y->shape, w);
+    for (int i = 0; i < CASE_ROOM; i++) w[i] = (float)case_dy(i);
+    mixp_tensor *dy = mixp_input(case_c, MIXP_F32, y->rank, y->shape, w);
     CHECK_INT(mixp_backward(case_c, mixp_sum(case_c, mixp_mul(case_c, y, dy), MIXP_ALL, 0)), MIXP_OK);
 }
 
@@ -102,25 +100,22 @@ enum { ELEMENTWISE = sizeof elementwise_cases / sizeof elementwise_cases[0] };
 
 static void elementwise_one(const elementwise_case *k, mixp_dtype dtype, int rank, const int64_t *shape) {
     float x[CASE_ROOM];
-    const double *got;
-    mixp_tensor *t, *y;
-    int i;
-    for (i = 0; i < CASE_ROOM; i++) {
+    for (int i = 0; i < CASE_ROOM; i++) {
         x[i] = case_number(i);
         if (x[i] <= (float)k->above || x[i] == 0.0f) x[i] = 0.625f;
     }
-    t = case_param(dtype, rank, shape, x);
+    mixp_tensor *t = case_param(dtype, rank, shape, x);
     mixp_step_begin(case_c);
-    y = k->apply(t);
+    mixp_tensor *y = k->apply(t);
     CHECK(y && y->dtype == dtype && y->rank == rank);
     case_walk(y);
-    got = case_read(y, t->count);
-    for (i = 0; i < t->count; i++) {
+    const double *got = case_read(y, t->count);
+    for (int i = 0; i < t->count; i++) {
         double want = k->value((double)x[i]);
         case_near(k->name, got[i], want, case_slack(dtype, want, 4e-7));
     }
     got = case_read(t->grad, t->count);
-    for (i = 0; i < t->count; i++) {
+    for (int i = 0; i < t->count; i++) {
         double want = case_dy(i) * k->slope((double)x[i]);
         case_near(k->name, got[i], want, case_slack(dtype, want, 2e-6));
     }
@@ -128,10 +123,9 @@ static void elementwise_one(const elementwise_case *k, mixp_dtype dtype, int ran
 
 static void test_elementwise(void) {
     const int64_t shape[2] = { 19, 7 }, ones[3] = { 1, 1, 1 };
-    int i, d;
     case_c = case_context();
-    for (i = 0; i < ELEMENTWISE; i++)
-        for (d = 0; d < 3; d++) {
+    for (int i = 0; i < ELEMENTWISE; i++)
+        for (int d = 0; d < 3; d++) {
             elementwise_one(&elementwise_cases[i], case_reals[d], 2, shape);
             elementwise_one(&elementwise_cases[i], case_reals[d], 3, ones);
             elementwise_one(&elementwise_cases[i], case_reals[d], 0, ones);
@@ -142,22 +136,20 @@ static void test_elementwise(void) {
 static void test_elementwise_not_finite(void) {
     const int64_t shape[1] = { 8 };
     float x[8] = { 0.0f, -0.0f, 1e30f, -1e30f, -1.0f, 0.0f, 0.0f, 0.0f };
-    const double *got;
-    int i, j;
     x[5] = mixp_f32_of_bits(0x7F800000u);
     x[6] = mixp_f32_of_bits(0xFF800000u);
     x[7] = mixp_f32_of_bits(0x7FC00000u);
     case_c = case_context();
-    for (i = 0; i < ELEMENTWISE; i++) {
+    for (int i = 0; i < ELEMENTWISE; i++) {
         const elementwise_case *k = &elementwise_cases[i];
         mixp_tensor *t = case_param(MIXP_F32, 1, shape, x), *y;
         mixp_step_begin(case_c);
         y = k->apply(t);
         case_walk(y);
-        got = case_read(y, 8);
-        for (j = 0; j < 8; j++) case_near(k->name, got[j], k->value((double)x[j]), 1e24);
+        const double *got = case_read(y, 8);
+        for (int j = 0; j < 8; j++) case_near(k->name, got[j], k->value((double)x[j]), 1e24);
         got = case_read(t->grad, 8);
-        for (j = 0; j < 8; j++) {
+        for (int j = 0; j < 8; j++) {
             double want = case_dy(j) * k->slope((double)x[j]);
             case_near(k->name, got[j], want, 1e-6 * fabs(want) + 1e-9);
         }
@@ -169,16 +161,14 @@ static void test_elementwise_not_finite(void) {
 static void test_elementwise_small(void) {
     const int64_t shape[1] = { 40 };
     float x[40];
-    const double *got;
-    int i, j;
-    for (j = 0; j < 40; j++) x[j] = ldexpf(j % 2 ? -1.25f : 1.75f, -1 - 3 * (j / 2));
+    for (int j = 0; j < 40; j++) x[j] = ldexpf(j % 2 ? -1.25f : 1.75f, -1 - 3 * (j / 2));
     case_c = case_context();
-    for (i = 2; i < 5; i++) {
+    for (int i = 2; i < 5; i++) {
         const elementwise_case *k = &elementwise_cases[i];
         mixp_tensor *t = case_param(MIXP_F32, 1, shape, x);
         mixp_step_begin(case_c);
-        got = case_read(k->apply(t), 40);
-        for (j = 0; j < 40; j++) {
+        const double *got = case_read(k->apply(t), 40);
+        for (int j = 0; j < 40; j++) {
             double want = k->value((double)x[j]);
             case_near(k->name, got[j], want, 3.6e-7 * fabs(want));
         }
@@ -190,9 +180,8 @@ static void test_elementwise_refused(void) {
     const int64_t two[1] = { 2 };
     const float x[2] = { 1.0f, 2.0f };
     const int32_t ids[2] = { 1, 2 };
-    mixp_tensor *t;
     case_c = case_context();
-    t = case_param(MIXP_F32, 1, two, x);
+    mixp_tensor *t = case_param(MIXP_F32, 1, two, x);
     mixp_step_begin(case_c);
     case_refused(mixp_softplus(case_c, t, 0.0f), MIXP_ERR_ARGUMENT, "softplus: beta is 0");
     case_refused(mixp_softplus(case_c, t, -2.0f), MIXP_ERR_ARGUMENT, "softplus: beta is -2");
@@ -269,22 +258,19 @@ static const shape_case shape_cases[] = {
 static void shape_one(const shape_case *k, mixp_dtype dtype, int twice) {
     float x[CASE_ROOM];
     double want[CASE_ROOM] = { 0 };
-    const double *got;
-    mixp_tensor *t, *y;
     int64_t i, n[4] = { 1, 1, 1, 1 };
-    int d;
     for (i = 0; i < CASE_ROOM; i++) x[i] = case_number((int)i);
     x[2] = mixp_f32_of_bits(0xFF800000u);
     x[4] = mixp_f32_of_bits(0x7FC00000u);
-    for (d = 0; d < k->y_rank; d++) n[d] = k->y_shape[d];
-    t = case_param(dtype, k->rank, k->shape, x);
+    for (int d = 0; d < k->y_rank; d++) n[d] = k->y_shape[d];
+    mixp_tensor *t = case_param(dtype, k->rank, k->shape, x);
     mixp_step_begin(case_c);
-    y = k->apply(t);
+    mixp_tensor *y = k->apply(t);
     CHECK(y && y->dtype == dtype && y->rank == k->y_rank);
-    for (d = 0; y && d < k->y_rank; d++) CHECK_INT(y->shape[d], k->y_shape[d]);
+    for (int d = 0; y && d < k->y_rank; d++) CHECK_INT(y->shape[d], k->y_shape[d]);
     case_walk(y);
     if (twice) case_walk(k->apply(t));
-    got = case_read(y, n[0] * n[1] * n[2] * n[3]);
+    const double *got = case_read(y, n[0] * n[1] * n[2] * n[3]);
     for (i = 0; i < n[0] * n[1] * n[2] * n[3]; i++) {
         int64_t at = k->from(i / (n[1] * n[2] * n[3]), i / (n[2] * n[3]) % n[1], i / n[3] % n[2], i % n[3]);
         case_near(k->name, got[i], at < 0 ? -2.5 : (double)x[at], 0.0);
@@ -295,11 +281,9 @@ static void shape_one(const shape_case *k, mixp_dtype dtype, int twice) {
 }
 
 static void test_shapes(void) {
-    size_t i;
-    int d;
     case_c = case_context();
-    for (i = 0; i < sizeof shape_cases / sizeof shape_cases[0]; i++)
-        for (d = 0; d < 6; d++) shape_one(&shape_cases[i], case_reals[d % 3], d / 3);
+    for (size_t i = 0; i < sizeof shape_cases / sizeof shape_cases[0]; i++)
+        for (int d = 0; d < 6; d++) shape_one(&shape_cases[i], case_reals[d % 3], d / 3);
     mixp_context_free(case_c);
 }
 
@@ -310,10 +294,9 @@ static void test_shapes_of_integers(void) {
     const int32_t ids[6] = { 5, -7, 2000000001, 4, 3, 1 }, permuted[6] = { 5, 4, -7, 3, 2000000001, 1 };
     const int32_t flipped[6] = { 2000000001, -7, 5, 1, 3, 4 };
     int32_t got[12];
-    mixp_tensor *x;
     case_c = case_context();
     mixp_step_begin(case_c);
-    x = mixp_input(case_c, MIXP_I32, 2, two_by_three, ids);
+    mixp_tensor *x = mixp_input(case_c, MIXP_I32, 2, two_by_three, ids);
     CHECK_INT(mixp_read(mixp_permute(case_c, x, 2, turned), got, MIXP_I32, 6), MIXP_OK);
     CHECK(memcmp(got, permuted, sizeof permuted) == 0);
     CHECK_INT(mixp_read(mixp_flip(case_c, x, 1), got, MIXP_I32, 6), MIXP_OK);
@@ -329,23 +312,20 @@ static void stack_one(int dim, int as) {
     const int64_t outer = dim == 0 ? 1 : dim == 1 ? 3 : 15, inner = 15 / outer;
     float x[CASE_ROOM];
     mixp_tensor *t[3], *y;
-    const double *got;
-    int64_t o, i;
-    int j;
-    for (i = 0; i < CASE_ROOM; i++) x[i] = case_number((int)i);
-    for (j = 0; j < 3; j++) t[j] = case_param(j == 2 ? MIXP_F32 : MIXP_F16, 2, shape, x + 15 * j);
+    for (int64_t i = 0; i < CASE_ROOM; i++) x[i] = case_number((int)i);
+    for (int j = 0; j < 3; j++) t[j] = case_param(j == 2 ? MIXP_F32 : MIXP_F16, 2, shape, x + 15 * j);
     mixp_step_begin(case_c);
     y = mixp_stack(case_c, 3, t, as);
     CHECK(y && y->dtype == MIXP_F32 && y->rank == 3 && y->shape[dim] == 3);
     case_walk(y);
-    got = case_read(y, 45);
-    for (o = 0; o < outer; o++)
-        for (j = 0; j < 3; j++)
-            for (i = 0; i < inner; i++)
+    const double *got = case_read(y, 45);
+    for (int64_t o = 0; o < outer; o++)
+        for (int j = 0; j < 3; j++)
+            for (int64_t i = 0; i < inner; i++)
                 CHECK_NEAR(got[(o * 3 + j) * inner + i], x[15 * j + o * inner + i], 0.0);
-    for (j = 0; j < 3; j++) {
+    for (int j = 0; j < 3; j++) {
         got = case_read(t[j]->grad, 15);
-        for (i = 0; i < 15; i++)
+        for (int64_t i = 0; i < 15; i++)
             CHECK_NEAR(got[i], case_dy((i / inner * 3 + j) * inner + i % inner), 0.0);
     }
 }
@@ -353,16 +333,14 @@ static void stack_one(int dim, int as) {
 static void test_stack(void) {
     const int64_t none[1] = { 0 };
     const float x = 3.0f;
-    mixp_tensor *one, *y;
-    int dim;
     case_c = case_context();
-    for (dim = 0; dim < 3; dim++) {
+    for (int dim = 0; dim < 3; dim++) {
         stack_one(dim, dim);
         stack_one(dim, dim - 3);
     }
-    one = case_param(MIXP_F32, 0, none, &x);
+    mixp_tensor *one = case_param(MIXP_F32, 0, none, &x);
     mixp_step_begin(case_c);
-    y = mixp_stack(case_c, 1, &one, -1);
+    mixp_tensor *y = mixp_stack(case_c, 1, &one, -1);
     CHECK(y && y->rank == 1 && y->shape[0] == 1);
     CHECK_NEAR(*case_read(y, 1), 3.0, 0.0);
     mixp_context_free(case_c);
@@ -452,8 +430,6 @@ static void reduce_one(int kind, mixp_dtype dtype, int dim, int keep, float scal
     const int64_t inner = 60 / outer / n;
     float x[60];
     double want[60], slope[60], wanted[60], size = 0.0;
-    const double *got;
-    mixp_tensor *t, *y;
     int64_t o, i, k;
     for (i = 0; i < 60; i++) x[i] = scale * case_number((int)i);
     for (o = 0; o < outer; o++)
@@ -463,12 +439,12 @@ static void reduce_one(int kind, mixp_dtype dtype, int dim, int keep, float scal
             for (i = 0; i < n; i++) wanted[(o * n + i) * inner + k] = slope[i] * case_dy(o * inner + k);
         }
     for (i = 0; i < 60; i++) if (fabs(wanted[i]) > size) size = fabs(wanted[i]);
-    t = case_param(dtype, 3, shape, x);
+    mixp_tensor *t = case_param(dtype, 3, shape, x);
     mixp_step_begin(case_c);
-    y = reduce_apply(kind, t, dim, keep);
+    mixp_tensor *y = reduce_apply(kind, t, dim, keep);
     CHECK(y && y->dtype == dtype && y->rank == (keep ? 3 : dim == MIXP_ALL ? 0 : 2));
     case_walk(y);
-    got = case_read(y, outer * inner);
+    const double *got = case_read(y, outer * inner);
     for (i = 0; i < outer * inner; i++) case_near(names[kind], got[i], want[i], case_slack(dtype, want[i], 1e-6));
     got = case_read(t->grad, 60);
     for (i = 0; i < 60; i++)
@@ -477,11 +453,10 @@ static void reduce_one(int kind, mixp_dtype dtype, int dim, int keep, float scal
 
 static void test_reductions(void) {
     static const int dims[4] = { 0, 1, 2, MIXP_ALL };
-    int kind, d, i;
     case_c = case_context();
-    for (kind = 0; kind < REDUCE_KINDS; kind++)
-        for (d = 0; d < 3; d++)
-            for (i = 0; i < 4; i++) {
+    for (int kind = 0; kind < REDUCE_KINDS; kind++)
+        for (int d = 0; d < 3; d++)
+            for (int i = 0; i < 4; i++) {
                 reduce_one(kind, case_reals[d], dims[i], 0, 1.0f);
                 reduce_one(kind, case_reals[d], dims[i], 1, d == 0 ? 256.0f : 4.0f);
             }
@@ -498,15 +473,13 @@ static void test_reductions_of_few(void) {
     const float x[6] = { 1.0f, -2.0f, 0.0f, 65504.0f, -100.0f, 0.5f };
     float rows[20];
     int32_t index[6];
-    mixp_tensor *t, *y;
     const double *got;
-    int i;
-    for (i = 0; i < 20; i++) rows[i] = i < 4 ? -inf : i < 8 ? (i == 5 ? -inf : inf) : i < 12 ? (i == 9 ? 1.0f : inf)
+    for (int i = 0; i < 20; i++) rows[i] = i < 4 ? -inf : i < 8 ? (i == 5 ? -inf : inf) : i < 12 ? (i == 9 ? 1.0f : inf)
                                      : i < 16 ? 2.0f : i == 18 ? nan : 1.0f;
     case_c = case_context();
-    t = case_param(MIXP_F32, 2, column, x);
+    mixp_tensor *t = case_param(MIXP_F32, 2, column, x);
     mixp_step_begin(case_c);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         got = case_read(reduce_apply(i, t, 1, 0), 6);
         CHECK_NEAR(got[1], -2.0, 0.0);
         CHECK_NEAR(got[3], 65504.0, 0.0);
@@ -515,13 +488,13 @@ static void test_reductions_of_few(void) {
     CHECK_NEAR(got[3], 0.0, 0.0);
     case_near("var of one", case_read(mixp_var(case_c, t, -1, 1, 1), 6)[3], NAN, 0.0);
     t = case_param(MIXP_F32, 2, four, rows);
-    for (i = 0; i < 5; i++) case_near("min", case_read(mixp_min(case_c, t, 1, 0), 5)[i], least[i], 0.0);
-    for (i = 0; i < 5; i++) case_near("logsumexp", case_read(mixp_logsumexp(case_c, t, 1, 0), 5)[i], sums[i], 1e-6);
-    for (i = 0; i < 5; i++) case_near("var", case_read(mixp_var(case_c, t, 1, 1, 0), 5)[i], vars[i], 0.0);
-    y = mixp_argmin(case_c, t, 1, 0);
+    for (int i = 0; i < 5; i++) case_near("min", case_read(mixp_min(case_c, t, 1, 0), 5)[i], least[i], 0.0);
+    for (int i = 0; i < 5; i++) case_near("logsumexp", case_read(mixp_logsumexp(case_c, t, 1, 0), 5)[i], sums[i], 1e-6);
+    for (int i = 0; i < 5; i++) case_near("var", case_read(mixp_var(case_c, t, 1, 1, 0), 5)[i], vars[i], 0.0);
+    mixp_tensor *y = mixp_argmin(case_c, t, 1, 0);
     CHECK(y && y->dtype == MIXP_I32);
     CHECK_INT(mixp_read(y, index, MIXP_I32, 5), MIXP_OK);
-    for (i = 0; i < 5; i++) CHECK_INT(index[i], places[i]);
+    for (int i = 0; i < 5; i++) CHECK_INT(index[i], places[i]);
     mixp_context_free(case_c);
 }
 
@@ -532,25 +505,23 @@ static void test_variance_near_an_offset(void) {
     static const double offsets[5] = { 0.0, 1e3, 1e6, -3e6, 1.5e7 };
     float x[ROWS * N], turned[ROWS * N];
     double want[ROWS], slope[ROWS * N];
-    int o, i, kind, dim;
-    for (o = 0; o < 5; o++) {
+    for (int o = 0; o < 5; o++) {
         const int64_t across[2] = { ROWS, N }, down[2] = { N, ROWS };
-        for (i = 0; i < ROWS * N; i++) {
+        for (int i = 0; i < ROWS * N; i++) {
             x[i] = (float)(offsets[o] + 4.0 * (double)case_number(i) + (double)(i / N));
             turned[i % N * ROWS + i / N] = x[i];
         }
-        for (kind = REDUCE_VAR; kind <= REDUCE_STD; kind++)
-            for (dim = 0; dim < 2; dim++) {
-                mixp_tensor *t, *y;
-                for (i = 0; i < ROWS; i++)
+        for (int kind = REDUCE_VAR; kind <= REDUCE_STD; kind++)
+            for (int dim = 0; dim < 2; dim++) {
+                for (int i = 0; i < ROWS; i++)
                     want[i] = reduce_value(kind, x + i * N, N, 1, slope + i * N);
                 case_c = case_context();
-                t = dim ? case_param(MIXP_F32, 2, across, x) : case_param(MIXP_F32, 2, down, turned);
+                mixp_tensor *t = dim ? case_param(MIXP_F32, 2, across, x) : case_param(MIXP_F32, 2, down, turned);
                 mixp_step_begin(case_c);
-                y = reduce_apply(kind, t, dim, 0);
+                mixp_tensor *y = reduce_apply(kind, t, dim, 0);
                 case_walk(mixp_sum(case_c, y, MIXP_ALL, 0));
-                for (i = 0; i < ROWS; i++) CHECK_NEAR(case_read(y, ROWS)[i], want[i], 2e-6 * want[i]);
-                for (i = 0; i < ROWS * N; i++) {
+                for (int i = 0; i < ROWS; i++) CHECK_NEAR(case_read(y, ROWS)[i], want[i], 2e-6 * want[i]);
+                for (int i = 0; i < ROWS * N; i++) {
                     const int at = dim ? i : i % N * ROWS + i / N;
                     CHECK_NEAR(case_read(t->grad, ROWS * N)[at], slope[i], 2e-6 * (1.0 + fabs(slope[i])));
                 }
@@ -563,18 +534,15 @@ static void test_variance_near_an_offset(void) {
 static void test_reductions_to_0(void) {
     const int64_t shape[2] = { 3, 4 };
     const float x[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
-    const double *got;
-    mixp_tensor *t, *y;
-    int i, kind;
     case_c = case_context();
-    for (kind = REDUCE_STD; kind <= REDUCE_NORM; kind++) {
-        t = case_param(MIXP_F32, 2, shape, x);
+    for (int kind = REDUCE_STD; kind <= REDUCE_NORM; kind++) {
+        mixp_tensor *t = case_param(MIXP_F32, 2, shape, x);
         mixp_step_begin(case_c);
-        y = reduce_apply(kind, t, 1, 0);
+        mixp_tensor *y = reduce_apply(kind, t, 1, 0);
         case_walk(y);
-        for (i = 0; i < 3; i++) CHECK_NEAR(case_read(y, 3)[i], 0.0, 0.0);
-        got = case_read(t->grad, 12);
-        for (i = 0; i < 12; i++) CHECK_NEAR(got[i], 0.0, 0.0);
+        for (int i = 0; i < 3; i++) CHECK_NEAR(case_read(y, 3)[i], 0.0, 0.0);
+        const double *got = case_read(t->grad, 12);
+        for (int i = 0; i < 12; i++) CHECK_NEAR(got[i], 0.0, 0.0);
     }
     mixp_context_free(case_c);
 }
@@ -586,11 +554,10 @@ static void test_reductions_in_regions(void) {
     double slope[30], want;
     float x[60];
     mixp_tensor *t, *y[2];
-    int level, i, d;
-    for (i = 0; i < 60; i++) x[i] = case_number(i);
+    for (int i = 0; i < 60; i++) x[i] = case_number(i);
     case_c = case_context();
-    for (d = 0; d < 2; d++)
-        for (level = 0; level < 3; level++) {
+    for (int d = 0; d < 2; d++)
+        for (int level = 0; level < 3; level++) {
             t = case_param(d ? MIXP_F16 : MIXP_F32, 2, shape, x);
             mixp_step_begin(case_c);
             mixp_autocast_set_level(case_c, level);
@@ -599,7 +566,7 @@ static void test_reductions_in_regions(void) {
                 y[1] = mixp_var(case_c, t, 1, 1, 0);
                 CHECK_INT(mixp_autocast_current(case_c).dtype, level ? MIXP_F16 : MIXP_F32);
             }
-            for (i = 0; i < 2; i++) {
+            for (int i = 0; i < 2; i++) {
                 mixp_dtype is = level == 2 ? MIXP_F16 : i ? t->dtype : to[d][level];
                 want = reduce_value(i ? REDUCE_VAR : REDUCE_LOGSUMEXP, x, 30, 1, slope);
                 CHECK(y[i] && y[i]->dtype == is);

@@ -346,10 +346,9 @@ static inline int op_inputs(const op_row *r, op_input in[OP_INPUTS]) {
     const char *text = r->gradients + op_has_no_tangent(r);
     int n = 0;
     for (; *text && n < OP_INPUTS; n++) {
-        size_t length;
         in[n].letter = *text;
         text += 2;
-        length = strcspn(text, " ");
+        size_t length = strcspn(text, " ");
         memcpy(in[n].reads, text, length);
         in[n].reads[length] = '\0';
         text += length + (text[length] == ' ');

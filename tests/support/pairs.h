@@ -78,15 +78,14 @@ static int64_t pairs_differ(const mixp_device *d, pairs_kind kind, int64_t produ
     for (; products > 0; products--) {
         runner    r;
         mixp_exec x = runner_exec(&r, 0);
-        int       i, j, p;
-        for (i = 0; i < PAIRS_M * PAIRS_K; i++) a[i] = pairs_code(kind);
-        for (i = 0; i < PAIRS_N * PAIRS_K; i++) b[i] = pairs_code(kind);
+        for (int i = 0; i < PAIRS_M * PAIRS_K; i++) a[i] = pairs_code(kind);
+        for (int i = 0; i < PAIRS_N * PAIRS_K; i++) b[i] = pairs_code(kind);
         CHECK_INT(d->kernels->gemm(&x, &g), MIXP_OK);
         CHECK(runner_end(&r));
-        for (i = 0; i < PAIRS_M; i++)
-            for (j = 0; j < PAIRS_N; j++) {
+        for (int i = 0; i < PAIRS_M; i++)
+            for (int j = 0; j < PAIRS_N; j++) {
                 float sum = 0.0f;
-                for (p = 0; p < PAIRS_K; p++)
+                for (int p = 0; p < PAIRS_K; p++)
                     sum = pairs_step(mixp_f32_of_bits((uint32_t)a[i * PAIRS_K + p] << 16),
                                      mixp_f32_of_bits((uint32_t)b[j * PAIRS_K + p] << 16), sum,
                                      flush);

@@ -35,9 +35,8 @@ static int drawn_order(const void *a, const void *b) {
  * 1.63 / sqrt(n) is passed by 99 of 100 samples. Low dtypes repeat numbers: `grain` of them. */
 static double drawn_off(int kind, double *x, double grain) {
     double worst = 0.0;
-    int i;
     qsort(x, DRAWN, sizeof *x, drawn_order);
-    for (i = 0; i < DRAWN; i++) {
+    for (int i = 0; i < DRAWN; i++) {
         double want = kind ? 0.5 * (1.0 + erf(x[i] / sqrt(2.0))) : x[i];
         double low = want - (double)(i + 1) / DRAWN, high = (double)i / DRAWN - want;
         worst = fmax(worst, fmax(low, high));
@@ -68,10 +67,9 @@ static void test_random_distributions(void) {
 /* Each call, step and seed draws its own numbers; the same seed and step draw the same. */
 static void test_random_keys(void) {
     static float seen[6][DRAWN];
-    int i, j, run;
-    for (run = 0; run < 2; run++) {
+    for (int run = 0; run < 2; run++) {
         case_c = case_context();
-        for (i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++) {
             mixp_step_begin(case_c);
             CHECK_INT(mixp_read(draw(1, MIXP_F32), run ? seen[4] : seen[2 * i], MIXP_F32, DRAWN), MIXP_OK);
             CHECK_INT(mixp_read(draw(1, MIXP_F32), run ? seen[5] : seen[2 * i + 1], MIXP_F32, DRAWN), MIXP_OK);
@@ -80,16 +78,14 @@ static void test_random_keys(void) {
         }
         mixp_context_free(case_c);
     }
-    for (i = 0; i < 4; i++)
-        for (j = 0; j < i; j++) CHECK(memcmp(seen[i], seen[j], sizeof seen[i]) != 0);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i; j++) CHECK(memcmp(seen[i], seen[j], sizeof seen[i]) != 0);
 }
 
 /* Mean and standard deviation, bounds, extremes of p, and a mask for masked_fill. */
 static void test_random_parameters(void) {
     const int64_t four[1] = { 4 };
     double sum = 0.0, squares = 0.0;
-    const double *got;
-    mixp_tensor *mask;
     int i;
     case_c = case_context();
     mixp_step_begin(case_c);
@@ -106,13 +102,13 @@ static void test_random_parameters(void) {
         sum += drawn[0][i];
     }
     CHECK_NEAR(sum / DRAWN, 2.0, 4.0 * 8.0 / sqrt(12.0 * DRAWN));
-    got = case_read(mixp_bernoulli(case_c, MIXP_F16, 1, four, 0.0f), 4);
+    const double *got = case_read(mixp_bernoulli(case_c, MIXP_F16, 1, four, 0.0f), 4);
     for (i = 0; i < 4; i++) CHECK_NEAR(got[i], 0.0, 0.0);
     got = case_read(mixp_bernoulli(case_c, MIXP_U8, 1, four, 1.0f), 4);
     for (i = 0; i < 4; i++) CHECK_NEAR(got[i], 1.0, 0.0);
     got = case_read(mixp_normal(case_c, MIXP_F32, 0, four, 7.0f, 0.0f), 1);
     CHECK_NEAR(got[0], 7.0, 0.0);
-    mask = mixp_bernoulli(case_c, MIXP_U8, 2, drawn_shape, 0.25f);
+    mixp_tensor *mask = mixp_bernoulli(case_c, MIXP_U8, 2, drawn_shape, 0.25f);
     case_has(mask, MIXP_U8, DRAWN);
     mask = mixp_masked_fill(case_c, mixp_full(case_c, MIXP_F32, 2, drawn_shape, 0.0), mask, 1.0f);
     CHECK_NEAR(mixp_item(mixp_mean(case_c, mask, MIXP_ALL, 0)), 0.25, 4.0 * sqrt(0.1875 / DRAWN));
@@ -157,14 +153,12 @@ static int compared(int how, double a, double b) {
 /* a[7, 1] and b[7] or b[1]: every pair. */
 static void compare_one(int how, mixp_tensor *a, mixp_tensor *b) {
     double x[7], y[7];
-    const double *got;
-    mixp_tensor *mask;
     int64_t i, n = b->count;
     CHECK_INT(mixp_read(a, x, MIXP_F64, 7), MIXP_OK);
     CHECK_INT(mixp_read(b, y, MIXP_F64, n), MIXP_OK);
-    mask = compare(how, a, b);
+    mixp_tensor *mask = compare(how, a, b);
     case_has(mask, MIXP_U8, 7 * n);
-    got = case_read(mask, 7 * n);
+    const double *got = case_read(mask, 7 * n);
     for (i = 0; i < 7 * n; i++) case_near("compare", got[i], compared(how, x[i / n], y[i % n]), 0.0);
 }
 
@@ -174,10 +168,9 @@ static void test_comparisons(void) {
     const int32_t whole[7] = { 0, 16777216, 16777217, -16777217, 2147483647, -2147483647 - 1, 1 };
     const uint8_t bytes[7] = { 0, 1, 2, 255, 7, 0, 1 };
     mixp_tensor *a[5], *b[5];
-    int how, i, j;
     case_c = case_context();
     mixp_step_begin(case_c);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         a[i] = case_param(case_reals[i], 2, column, x);
         b[i] = case_param(case_reals[i], 1, row, x);
     }
@@ -185,10 +178,10 @@ static void test_comparisons(void) {
     b[3] = mixp_input(case_c, MIXP_I32, 1, row, whole);
     a[4] = mixp_input(case_c, MIXP_U8, 2, column, bytes);
     b[4] = mixp_input(case_c, MIXP_U8, 1, row, bytes);
-    for (how = 0; how < 6; how++)
-        for (i = 0; i < 5; i++)
-            for (j = 0; j < 5; j++) compare_one(how, a[i], b[j]);
-    for (how = 0; how < 6; how++) compare_one(how, a[0], mixp_full(case_c, MIXP_F32, 1, one, 1.5));
+    for (int how = 0; how < 6; how++)
+        for (int i = 0; i < 5; i++)
+            for (int j = 0; j < 5; j++) compare_one(how, a[i], b[j]);
+    for (int how = 0; how < 6; how++) compare_one(how, a[0], mixp_full(case_c, MIXP_F32, 1, one, 1.5));
     CHECK_INT(mixp_context_error(case_c, NULL), MIXP_OK);
     mixp_context_free(case_c);
 }
@@ -202,24 +195,22 @@ static void test_comparisons_choose(void) {
     float y[30];
     const float z[6] = { -1.0f, 2.0f, -3.0f, 4.0f, 0.0f, 6.0f };
     mixp_tensor *t;
-    const double *g;
-    int i, j, k;
-    for (i = 0; i < 9 * 400; i++) x[i] = case_number(i);
-    for (i = 0; i < 30; i++) y[i] = case_number(7 * i);
+    for (int i = 0; i < 9 * 400; i++) x[i] = case_number(i);
+    for (int i = 0; i < 30; i++) y[i] = case_number(7 * i);
     case_c = case_context();
     mixp_step_begin(case_c);
     t = mixp_lt(case_c, mixp_input(case_c, MIXP_F32, 3, big, x), mixp_input(case_c, MIXP_F32, 2, middle, y));
     case_has(t, MIXP_U8, 9 * 30 * 400);
     CHECK_INT(mixp_read(t, got, MIXP_F64, 9 * 30 * 400), MIXP_OK);
-    for (i = 0; i < 9; i++)
-        for (j = 0; j < 30; j++)
-            for (k = 0; k < 400; k++) CHECK((got[(i * 30 + j) * 400 + k] == 1.0) == (x[i * 400 + k] < y[j]));
+    for (int i = 0; i < 9; i++)
+        for (int j = 0; j < 30; j++)
+            for (int k = 0; k < 400; k++) CHECK((got[(i * 30 + j) * 400 + k] == 1.0) == (x[i * 400 + k] < y[j]));
     t = case_param(MIXP_F32, 2, two, z);
     mixp_step_begin(case_c);
     case_walk(mixp_where(case_c, mixp_gt(case_c, t, mixp_full(case_c, MIXP_F32, 0, NULL, 0.0)), t,
                          mixp_scale(case_c, t, 0.5f)));
-    g = case_read(t->grad, 6);
-    for (i = 0; i < 6; i++) CHECK_NEAR(g[i], case_dy(i) * (z[i] > 0.0f ? 1.0 : 0.5), 0.0);
+    const double *g = case_read(t->grad, 6);
+    for (int i = 0; i < 6; i++) CHECK_NEAR(g[i], case_dy(i) * (z[i] > 0.0f ? 1.0 : 0.5), 0.0);
     mixp_context_free(case_c);
 }
 
@@ -247,9 +238,7 @@ static void scan_one(int cumulative, mixp_dtype dtype, const int64_t *shape, int
     const int64_t outer = dim <= 0 ? 1 : dim == 1 ? shape[0] : shape[0] * shape[1];
     const int64_t n = dim == MIXP_ALL ? all : shape[dim], inner = all / outer / n;
     double want[CASE_ROOM], slope[CASE_ROOM], dy[CASE_ROOM];
-    const double *got;
     float x[CASE_ROOM];
-    mixp_tensor *t, *y;
     int64_t o, i, count = cumulative ? all : outer * inner;
     for (i = 0; i < all; i++) {
         x[i] = cumulative ? case_number((int)i) : (float)(4 + (i * 7) % 9) / 8.0f * (i % 3 ? 1.0f : -1.0f);
@@ -265,13 +254,13 @@ static void scan_one(int cumulative, mixp_dtype dtype, const int64_t *shape, int
                         cumulative ? dy + at : dy + o * inner + i);
             if (!cumulative) want[o * inner + i] = first[0];
         }
-    t = case_param(dtype, 3, shape, x);
+    mixp_tensor *t = case_param(dtype, 3, shape, x);
     mixp_step_begin(case_c);
-    y = cumulative ? mixp_cumsum(case_c, t, dim) : mixp_prod(case_c, t, dim, keep);
+    mixp_tensor *y = cumulative ? mixp_cumsum(case_c, t, dim) : mixp_prod(case_c, t, dim, keep);
     case_has(y, dtype, count);
     CHECK(y && y->rank == (cumulative || keep ? 3 : dim == MIXP_ALL ? 0 : 2));
     case_walk(y);
-    got = case_read(y, count);
+    const double *got = case_read(y, count);
     for (i = 0; i < count; i++) case_near("scan", got[i], want[i], case_slack(dtype, want[i], 1e-5) + cumulative * 1e-5);
     got = case_read(t->grad, all);
     for (i = 0; i < all; i++) case_near("scan's slope", got[i], slope[i], case_slack(dtype, slope[i], 1e-5));
@@ -280,11 +269,10 @@ static void scan_one(int cumulative, mixp_dtype dtype, const int64_t *shape, int
 static void test_scans(void) {
     static const int64_t shapes[3][3] = { { 4, 3, 5 }, { 1, 17, 2 }, { 2, 1, 8 } };
     static const int dims[4] = { 0, 1, 2, MIXP_ALL };
-    int s, d, i;
     case_c = case_context();
-    for (s = 0; s < 3; s++)
-        for (d = 0; d < 3; d++)
-            for (i = 0; i < 4; i++) {
+    for (int s = 0; s < 3; s++)
+        for (int d = 0; d < 3; d++)
+            for (int i = 0; i < 4; i++) {
                 scan_one(0, case_reals[d], shapes[s], dims[i], d % 2, 0);
                 scan_one(0, case_reals[d], shapes[s], dims[i], 1, 1);
                 if (i < 3) scan_one(1, case_reals[d], shapes[s], dims[i], 0, d % 2);
@@ -299,27 +287,24 @@ static void test_scans_of_few(void) {
     const double sums[12] = { 1.0, INFINITY, INFINITY, NAN, 3.0, NAN, NAN, NAN, INFINITY, INFINITY, INFINITY, INFINITY };
     const double products[3] = { -INFINITY, NAN, NAN };
     const float y[4] = { 2.0f, 3.0f, 4.0f, 5.0f };
-    const double *got;
-    mixp_tensor *t, *p;
-    int i;
     case_c = case_context();
     mixp_step_begin(case_c);
-    t = case_param(MIXP_F32, 2, four, x);
-    got = case_read(mixp_cumsum(case_c, t, 1), 12);
-    for (i = 0; i < 12; i++) case_near("cumsum", got[i], sums[i], 0.0);
+    mixp_tensor *t = case_param(MIXP_F32, 2, four, x);
+    const double *got = case_read(mixp_cumsum(case_c, t, 1), 12);
+    for (int i = 0; i < 12; i++) case_near("cumsum", got[i], sums[i], 0.0);
     got = case_read(mixp_prod(case_c, t, -1, 0), 3);
-    for (i = 0; i < 3; i++) case_near("prod", got[i], products[i], 0.0);
+    for (int i = 0; i < 3; i++) case_near("prod", got[i], products[i], 0.0);
     t = case_param(MIXP_F16, 1, one, y);
     CHECK_NEAR(mixp_item(mixp_prod(case_c, t, 0, 0)), 2.0, 0.0);
     CHECK_NEAR(mixp_item(mixp_cumsum(case_c, t, 0)), 2.0, 0.0);
-    p = case_param(MIXP_F32, 0, none, y);
+    mixp_tensor *p = case_param(MIXP_F32, 0, none, y);
     CHECK_NEAR(mixp_item(mixp_prod(case_c, p, MIXP_ALL, 0)), 2.0, 0.0);
     t = case_param(MIXP_F32, 1, four + 1, y);
     mixp_step_begin(case_c);
     p = mixp_add(case_c, mixp_prod(case_c, t, 0, 1), mixp_sum(case_c, mixp_cumsum(case_c, t, 0), 0, 1));
     CHECK_INT(mixp_backward(case_c, mixp_reshape(case_c, p, 0, NULL)), MIXP_OK);
     got = case_read(t->grad, 4);
-    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], 120.0 / (double)y[i] + 4 - i, 1e-5);
+    for (int i = 0; i < 4; i++) CHECK_NEAR(got[i], 120.0 / (double)y[i] + 4 - i, 1e-5);
     MIXP_AUTOCAST(case_c, MIXP_F16) {
         case_has(mixp_prod(case_c, mixp_cast(case_c, t, MIXP_F16), 0, 0), MIXP_F32, 1);
         case_has(mixp_cumsum(case_c, mixp_cast(case_c, t, MIXP_F16), 0), MIXP_F32, 4);
@@ -338,12 +323,11 @@ static void test_cumsum_of_many(void) {
     static float x[MANY];
     static double got[MANY];
     double sum = 0.0, worst = 0.0;
-    int i;
-    for (i = 0; i < MANY; i++) x[i] = (float)(1 + i % 7) / 7.0f;
+    for (int i = 0; i < MANY; i++) x[i] = (float)(1 + i % 7) / 7.0f;
     case_c = case_context();
     mixp_step_begin(case_c);
     CHECK_INT(mixp_read(mixp_cumsum(case_c, mixp_input(case_c, MIXP_F32, 1, shape, x), 0), got, MIXP_F64, MANY), MIXP_OK);
-    for (i = 0; i < MANY; i++) {
+    for (int i = 0; i < MANY; i++) {
         sum += (double)x[i];
         worst = fmax(worst, fabs(got[i] - sum) / sum);
     }
@@ -359,15 +343,14 @@ static void test_one_hot(void) {
     const int32_t ids[6] = { 0, 4, 2, 2, 1, 3 };
     const double *got;
     mixp_tensor *t;
-    int d, i;
     case_c = case_context();
     mixp_step_begin(case_c);
-    for (d = 0; d < 5; d++) {
+    for (int d = 0; d < 5; d++) {
         t = mixp_one_hot(case_c, case_ids(2, shape, ids), 5, dtypes[d]);
         case_has(t, dtypes[d], 30);
         CHECK(t && t->rank == 3 && t->shape[2] == 5);
         got = case_read(t, 30);
-        for (i = 0; i < 30; i++) CHECK_NEAR(got[i], ids[i / 5] == i % 5, 0.0);
+        for (int i = 0; i < 30; i++) CHECK_NEAR(got[i], ids[i / 5] == i % 5, 0.0);
     }
     got = case_read(mixp_one_hot(case_c, case_ids(0, none, ids), 1, MIXP_F32), 1);
     CHECK_NEAR(got[0], 1.0, 0.0);
@@ -385,8 +368,6 @@ static void scatter_one(int dim, mixp_dtype x_dtype, mixp_dtype src_dtype, int l
     float x[60], src[CASE_ROOM];
     int32_t ids[CASE_ROOM], shown[CASE_ROOM];
     double want[60], size[60];
-    const double *got;
-    mixp_tensor *t, *s, *y;
     const mixp_dtype dtype = x_dtype == src_dtype ? x_dtype : MIXP_F32;
     src_shape[dim] = m;
     for (i = 0; i < 60; i++) want[i] = size[i] = (double)(x[i] = case_number((int)i));
@@ -399,15 +380,15 @@ static void scatter_one(int dim, mixp_dtype x_dtype, mixp_dtype src_dtype, int l
         want[at] += (double)src[i];
         size[at] = fabs(size[at]) + fabs((double)src[i]);
     }
-    t = case_param(x_dtype, 3, shape, x);
-    s = case_param(src_dtype, 3, src_shape, src);
+    mixp_tensor *t = case_param(x_dtype, 3, shape, x);
+    mixp_tensor *s = case_param(src_dtype, 3, src_shape, src);
     mixp_step_begin(case_c);
-    y = line ? mixp_index_add(case_c, t, dim - 3, case_ids(1, &m, shown), s)
+    mixp_tensor *y = line ? mixp_index_add(case_c, t, dim - 3, case_ids(1, &m, shown), s)
              : mixp_scatter_add(case_c, t, dim, case_ids(3, src_shape, ids), s);
     case_has(y, dtype, 60);
     if (twice) y = mixp_add(case_c, mixp_add(case_c, y, t), mixp_sum(case_c, s, MIXP_ALL, 0));
     case_walk(y);
-    got = case_read(y, 60);
+    const double *got = case_read(y, 60);
     for (i = 0; i < 60 && !twice; i++) case_near("scatter_add", got[i], want[i], case_slack(dtype, want[i], 1e-6) + 1e-6 * size[i]);
     got = case_read(t->grad, 60);
     for (i = 0; i < 60; i++) CHECK_NEAR(got[i], case_dy(i) * (1 + twice), 0.0);
@@ -419,11 +400,10 @@ static void scatter_one(int dim, mixp_dtype x_dtype, mixp_dtype src_dtype, int l
 }
 
 static void test_scatter(void) {
-    int dim, d, line;
     case_c = case_context();
-    for (dim = 0; dim < 3; dim++)
-        for (line = 0; line < 2; line++) {
-            for (d = 0; d < 3; d++) scatter_one(dim, case_reals[d], case_reals[d], line, d == 0);
+    for (int dim = 0; dim < 3; dim++)
+        for (int line = 0; line < 2; line++) {
+            for (int d = 0; d < 3; d++) scatter_one(dim, case_reals[d], case_reals[d], line, d == 0);
             scatter_one(dim, MIXP_F16, MIXP_F32, line, 0);
             scatter_one(dim, MIXP_BF16, MIXP_F16, line, 0);
         }
@@ -438,23 +418,20 @@ static void test_scatter_sums(void) {
     const float x[2] = { 256.0f, 3.0f };
     float small[MANY];
     int32_t ids[MANY];
-    const double *got;
-    mixp_tensor *t;
-    int i;
-    for (i = 0; i < MANY; i++) {
+    for (int i = 0; i < MANY; i++) {
         small[i] = 0.5f;
         ids[i] = 0;
     }
     case_c = case_context();
     mixp_step_begin(case_c);
-    t = mixp_scatter_add(case_c, case_param(MIXP_BF16, 1, one, x), 0, case_ids(1, many, ids),
+    mixp_tensor *t = mixp_scatter_add(case_c, case_param(MIXP_BF16, 1, one, x), 0, case_ids(1, many, ids),
                          case_param(MIXP_BF16, 1, many, small));
     CHECK_NEAR(mixp_item(t), 456.0, 0.0);
     t = case_param(MIXP_F32, 1, two, x);
     mixp_step_begin(case_c);
     case_walk(mixp_scatter_add(case_c, t, 0, case_ids(1, two, swapped), t));
-    got = case_read(t->grad, 2);
-    for (i = 0; i < 2; i++) CHECK_NEAR(got[i], case_dy(i) + case_dy(1 - i), 0.0);
+    const double *got = case_read(t->grad, 2);
+    for (int i = 0; i < 2; i++) CHECK_NEAR(got[i], case_dy(i) + case_dy(1 - i), 0.0);
     mixp_context_free(case_c);
 }
 
@@ -480,10 +457,9 @@ static void test_scatter_refused(void) {
     const int64_t two[2] = { 2, 3 }, three[2] = { 3, 3 }, one[1] = { 3 }, wide[2] = { 2, 4 };
     const float x[9] = { 1, 2, 3, 4, 5, 6, 7, 8, 9 };
     const int32_t ids[9] = { 0, 1, 0, 1, 0, 1, 0, 1, 0 };
-    mixp_tensor *t, *s;
     case_c = case_context();
-    t = case_param(MIXP_F32, 2, two, x);
-    s = case_param(MIXP_F32, 2, three, x);
+    mixp_tensor *t = case_param(MIXP_F32, 2, two, x);
+    mixp_tensor *s = case_param(MIXP_F32, 2, three, x);
     mixp_step_begin(case_c);
     case_refused(mixp_scatter_add(case_c, t, 1, case_ids(2, three, ids), s), MIXP_ERR_SHAPE, "scatter_add: x [2, 3] and src [3, 3]");
     case_refused(mixp_scatter_add(case_c, t, 2, case_ids(2, three, ids), s), MIXP_ERR_SHAPE, "scatter_add");
@@ -516,20 +492,18 @@ static void topk_one(mixp_dtype dtype, int rows, int cols, int k, int smallest, 
     static float x[CASE_ROOM];
     int32_t index[CASE_ROOM], want[CASE_ROOM];
     double slope[CASE_ROOM];
-    const double *got;
     mixp_tensor *t, *y, *ids;
-    int r, i, j;
-    for (i = 0; i < rows * cols; i++) {
+    for (int i = 0; i < rows * cols; i++) {
         x[i] = case_number(i % 7 == 3 ? i - 2 : i);             /* some are equal */
         if (i % 13 == 4) x[i] = i % 2 ? case_inf : -case_inf;
         if (i % 17 == 9) x[i] = case_nan();
         if (i % 19 == 5) x[i] = i % 2 ? 0.0f : -0.0f;
         slope[i] = 0.0;
     }
-    for (r = 0; r < rows; r++)
-        for (i = 0; i < cols; i++) {
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < cols; i++) {
             int before = 0;
-            for (j = 0; j < cols; j++) before += ordered(x + r * cols, j, i, smallest);
+            for (int j = 0; j < cols; j++) before += ordered(x + r * cols, j, i, smallest);
             if (before >= k) continue;
             want[r * k + before] = i;
             slope[r * cols + i] = case_dy(r * k + before);
@@ -541,20 +515,19 @@ static void topk_one(mixp_dtype dtype, int rows, int cols, int k, int smallest, 
     case_has(ids, MIXP_I32, rows * k);
     case_walk(y);
     CHECK_INT(mixp_read(ids, index, MIXP_I32, rows * k), MIXP_OK);
-    got = case_read(y, rows * k);
-    for (i = 0; i < rows * k; i++) {
+    const double *got = case_read(y, rows * k);
+    for (int i = 0; i < rows * k; i++) {
         CHECK_INT(index[i], want[i]);
         case_near("topk", got[i], (double)x[i / k * cols + want[i]], 0.0);
     }
     got = case_read(t->grad, rows * cols);
-    for (i = 0; i < rows * cols; i++) CHECK_NEAR(got[i], slope[i], 0.0);
+    for (int i = 0; i < rows * cols; i++) CHECK_NEAR(got[i], slope[i], 0.0);
 }
 
 static void test_topk(void) {
-    int d, smallest;
     case_c = case_context();
-    for (smallest = 0; smallest < 2; smallest++)
-        for (d = 0; d < 3; d++) {
+    for (int smallest = 0; smallest < 2; smallest++)
+        for (int d = 0; d < 3; d++) {
             topk_one(case_reals[d], 9, 8, 2, smallest, 0);
             topk_one(case_reals[d], 5, 60, 7, smallest, 0);
             topk_one(case_reals[d], 3, 4, 4, smallest, 0);
@@ -591,24 +564,21 @@ static void nll_one(mixp_dtype dtype, int rows, int cols, int32_t ignore) {
     float x[CASE_ROOM];
     int32_t targets[CASE_ROOM];
     double loss = 0.0, counted = 0.0;
-    const double *got;
-    mixp_tensor *t, *y;
-    int i;
-    for (i = 0; i < rows * cols; i++) x[i] = case_number(i);
-    for (i = 0; i < rows; i++) {
+    for (int i = 0; i < rows * cols; i++) x[i] = case_number(i);
+    for (int i = 0; i < rows; i++) {
         targets[i] = i % 4 == 1 ? ignore : (int32_t)(i * 5 % cols);
         if (targets[i] == ignore) x[i * cols] = i % 8 == 1 ? case_inf : case_nan();    /* does not matter */
         else loss -= (double)x[i * cols + targets[i]];
         counted += targets[i] != ignore;
     }
-    t = case_param(dtype, 3, shape, x);
+    mixp_tensor *t = case_param(dtype, 3, shape, x);
     mixp_step_begin(case_c);
-    y = mixp_nll(case_c, t, case_ids(2, shape, targets), ignore);
+    mixp_tensor *y = mixp_nll(case_c, t, case_ids(2, shape, targets), ignore);
     CHECK(y && y->dtype == MIXP_F32 && y->rank == 0);
     CHECK_INT(mixp_backward(case_c, y), MIXP_OK);
     CHECK_NEAR(mixp_item(y), loss / counted, 2e-6 * (1.0 + fabs(loss / counted)));
-    got = case_read(t->grad, rows * cols);
-    for (i = 0; i < rows * cols; i++) {
+    const double *got = case_read(t->grad, rows * cols);
+    for (int i = 0; i < rows * cols; i++) {
         double want = targets[i / cols] != ignore && targets[i / cols] == i % cols ? -1.0 / counted : 0.0;
         case_near("nll", got[i], want, case_slack(dtype, want, 1e-6));
     }
@@ -619,23 +589,20 @@ static void test_nll(void) {
     const float x[6] = { -1, -2, -3, -4, -5, -6 };
     const int32_t none[6] = { -100, -100, -100, -100, -100, -100 }, bad[2] = { 1, 3 }, good[2] = { 2, 0 };
     const char *why = "";
-    const double *got;
-    mixp_tensor *t, *y;
-    int d, i, level;
     case_c = case_context();
-    for (d = 0; d < 3; d++) {
+    for (int d = 0; d < 3; d++) {
         nll_one(case_reals[d], 9, 7, MIXP_IGNORE);
         nll_one(case_reals[d], 6, 7, 3);
         nll_one(case_reals[d], 3, 1, MIXP_IGNORE);
     }
-    t = case_param(MIXP_F32, 2, shape, x);
+    mixp_tensor *t = case_param(MIXP_F32, 2, shape, x);
     mixp_step_begin(case_c);
-    y = mixp_nll(case_c, t, case_ids(1, two, none), MIXP_IGNORE);
+    mixp_tensor *y = mixp_nll(case_c, t, case_ids(1, two, none), MIXP_IGNORE);
     CHECK_INT(mixp_backward(case_c, y), MIXP_OK);
     case_near("nll of nothing", mixp_item(y), NAN, 0.0);
-    got = case_read(t->grad, 6);
-    for (i = 0; i < 6; i++) CHECK_NEAR(got[i], 0.0, 0.0);
-    for (level = 1; level < 3; level++) {
+    const double *got = case_read(t->grad, 6);
+    for (int i = 0; i < 6; i++) CHECK_NEAR(got[i], 0.0, 0.0);
+    for (int level = 1; level < 3; level++) {
         mixp_autocast_set_level(case_c, level);
         MIXP_AUTOCAST(case_c, MIXP_F16) case_has(mixp_nll(case_c, t, case_ids(1, two, good), 2), MIXP_F32, 1);
     }
@@ -655,15 +622,13 @@ static void triplet_one(mixp_dtype dtype, int rows, int cols, float margin) {
     const int64_t shape[2] = { rows, cols };
     float v[3][CASE_ROOM];
     double want[3][CASE_ROOM], loss = 0.0;
-    const double *got;
     mixp_tensor *t[3], *y;
-    int r, i, k;
-    for (k = 0; k < 3; k++)
-        for (i = 0; i < rows * cols; i++) v[k][i] = case_number(i * (k + 1) + 5 * k);
-    for (r = 0; r < rows; r++) {
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < rows * cols; i++) v[k][i] = case_number(i * (k + 1) + 5 * k);
+    for (int r = 0; r < rows; r++) {
         const float *a = v[0] + r * cols, *p = v[1] + r * cols, *n = v[2] + r * cols;
         double near = 0.0, far = 0.0, on;
-        for (i = 0; i < cols; i++) {
+        for (int i = 0; i < cols; i++) {
             near += ((double)a[i] - (double)p[i] + 1e-6) * ((double)a[i] - (double)p[i] + 1e-6);
             far += ((double)a[i] - (double)n[i] + 1e-6) * ((double)a[i] - (double)n[i] + 1e-6);
         }
@@ -671,21 +636,21 @@ static void triplet_one(mixp_dtype dtype, int rows, int cols, float margin) {
         far = sqrt(far);
         on = near - far + (double)margin > 0.0 ? 1.0 / rows : 0.0;
         loss += on * (near - far + (double)margin);
-        for (i = 0; i < cols; i++) {
+        for (int i = 0; i < cols; i++) {
             want[1][r * cols + i] = -on * ((double)a[i] - (double)p[i] + 1e-6) / near;
             want[2][r * cols + i] = on * ((double)a[i] - (double)n[i] + 1e-6) / far;
             want[0][r * cols + i] = -want[1][r * cols + i] - want[2][r * cols + i];
         }
     }
-    for (k = 0; k < 3; k++) t[k] = case_param(dtype, 2, shape, v[k]);
+    for (int k = 0; k < 3; k++) t[k] = case_param(dtype, 2, shape, v[k]);
     mixp_step_begin(case_c);
     y = mixp_triplet_margin(case_c, t[0], t[1], t[2], margin);
     CHECK(y && y->dtype == MIXP_F32 && y->rank == 0);
     CHECK_INT(mixp_backward(case_c, y), MIXP_OK);
     CHECK_NEAR(mixp_item(y), loss, 2e-6 * (1.0 + loss));
-    for (k = 0; k < 3; k++) {
-        got = case_read(t[k]->grad, rows * cols);
-        for (i = 0; i < rows * cols; i++)
+    for (int k = 0; k < 3; k++) {
+        const double *got = case_read(t[k]->grad, rows * cols);
+        for (int i = 0; i < rows * cols; i++)
             case_near("triplet", got[i], want[k][i], 2.0 * case_slack(dtype, 0.5, 2e-6) / (k ? 2 : 1));
     }
 }
@@ -693,21 +658,18 @@ static void triplet_one(mixp_dtype dtype, int rows, int cols, float margin) {
 static void test_triplet(void) {
     const int64_t two[2] = { 2, 3 }, three[2] = { 3, 2 };
     const float x[6] = { 1, 2, 3, 4, 5, 6 };
-    const double *got;
-    mixp_tensor *t, *s;
-    int d, i;
     case_c = case_context();
-    for (d = 0; d < 3; d++) {
+    for (int d = 0; d < 3; d++) {
         triplet_one(case_reals[d], 8, 5, 1.0f);
         triplet_one(case_reals[d], 8, 1, 0.3f);
         triplet_one(case_reals[d], 1, 9, 4.0f);
     }
-    t = case_param(MIXP_F32, 2, two, x);
-    s = case_param(MIXP_F32, 2, three, x);
+    mixp_tensor *t = case_param(MIXP_F32, 2, two, x);
+    mixp_tensor *s = case_param(MIXP_F32, 2, three, x);
     mixp_step_begin(case_c);
     CHECK_INT(mixp_backward(case_c, mixp_triplet_margin(case_c, t, t, t, 1.0f)), MIXP_OK);
-    got = case_read(t->grad, 6);
-    for (i = 0; i < 6; i++) CHECK_NEAR(got[i], 0.0, 1e-7);
+    const double *got = case_read(t->grad, 6);
+    for (int i = 0; i < 6; i++) CHECK_NEAR(got[i], 0.0, 1e-7);
     case_refused(mixp_triplet_margin(case_c, t, s, t, 1.0f), MIXP_ERR_SHAPE, "triplet_margin: anchor [2, 3] and positive [3, 2]");
     case_refused(mixp_triplet_margin(case_c, t, t, NULL, 1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: input 2");
     case_refused(mixp_triplet_margin(case_c, t, mixp_full(case_c, MIXP_I32, 2, two, 1.0), t, 1.0f), MIXP_ERR_DTYPE, "triplet_margin");
@@ -722,21 +684,20 @@ static void test_split_sizes(void) {
     const double *got;
     mixp_tensor *t, *parts[3];
     int64_t first = 0;
-    int k, i;
-    for (i = 0; i < 21; i++) x[i] = case_number(i);
+    for (int i = 0; i < 21; i++) x[i] = case_number(i);
     case_c = case_context();
     t = case_param(MIXP_F16, 2, shape, x);
     mixp_step_begin(case_c);
     CHECK_INT(mixp_split_sizes(case_c, t, -1, 3, sizes, parts), MIXP_OK);
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         got = case_read(parts[k], 3 * sizes[k]);
-        for (i = 0; i < 3 * (int)sizes[k]; i++)
+        for (int i = 0; i < 3 * (int)sizes[k]; i++)
             CHECK_NEAR(got[i], x[i / sizes[k] * 7 + first + i % sizes[k]], 0.0);
         first += sizes[k];
     }
     case_walk(parts[1]);
     got = case_read(t->grad, 21);
-    for (i = 0; i < 21; i++) CHECK_NEAR(got[i], i % 7 < 1 || i % 7 > 4 ? 0.0 : case_dy(i / 7 * 4 + i % 7 - 1), 0.0);
+    for (int i = 0; i < 21; i++) CHECK_NEAR(got[i], i % 7 < 1 || i % 7 > 4 ? 0.0 : case_dy(i / 7 * 4 + i % 7 - 1), 0.0);
     CHECK_INT(mixp_split_sizes(case_c, t, 1, 3, short_, parts), MIXP_ERR_SHAPE);
     case_refused(parts[0], MIXP_ERR_SHAPE, "mixp_split_sizes: x [3, 7] and 3 sizes for dim 1");
     CHECK_INT(mixp_split_sizes(case_c, t, 1, 3, below, parts), MIXP_ERR_SHAPE);
@@ -759,18 +720,16 @@ static void test_casts_of_integers(void) {
     const int32_t whole[6] = { 0, -1, 65504, 70000, 16777217, -2147483647 - 1 };
     const double rounded[3][6] = { { 0, -1, 65504, 70000, 16777216, -2147483648.0 },
         { 0, -1, 65504, INFINITY, INFINITY, -INFINITY }, { 0, -1, 65536, 70144, 16777216, -2147483648.0 } };
-    const double *got;
     mixp_tensor *x;
-    int d, i;
     case_c = case_context();
     mixp_step_begin(case_c);
-    for (d = 0; d < 3; d++) {
+    for (int d = 0; d < 3; d++) {
         x = mixp_cast(case_c, mixp_input(case_c, MIXP_U8, 2, shape, bytes), case_reals[d]);
         case_has(x, case_reals[d], 6);
-        got = case_read(x, 6);
-        for (i = 0; i < 6; i++) CHECK_NEAR(got[i], bytes[i], 0.0);
+        const double *got = case_read(x, 6);
+        for (int i = 0; i < 6; i++) CHECK_NEAR(got[i], bytes[i], 0.0);
         got = case_read(mixp_cast(case_c, mixp_input(case_c, MIXP_I32, 2, shape, whole), case_reals[d]), 6);
-        for (i = 0; i < 6; i++) case_near("cast", got[i], rounded[d][i], 0.0);
+        for (int i = 0; i < 6; i++) case_near("cast", got[i], rounded[d][i], 0.0);
     }
     MIXP_AUTOCAST(case_c, MIXP_F16) case_has(mixp_scale(case_c, x, 2.0f), MIXP_BF16, 6);
     CHECK_INT(mixp_context_error(case_c, NULL), MIXP_OK);
@@ -786,7 +745,6 @@ static void test_names_in_errors(void) {
     const float x[6] = { 1, 2, 3, 4, 5, 6 };
     mixp_tensor *bad[3], *t;
     char says[64];
-    int i, k;
     case_c = case_context();
     t = case_param(MIXP_F32, 2, two, x);
     mixp_step_begin(case_c);
@@ -794,8 +752,8 @@ static void test_names_in_errors(void) {
     mixp_step_begin(case_c);
     bad[0] = NULL;
     bad[2] = mixp_full(case_c, MIXP_I32, 2, two, 1.0);
-    for (k = 0; names[k]; k++)
-        for (i = 0; i < 4; i++) {
+    for (int k = 0; names[k]; k++)
+        for (int i = 0; i < 4; i++) {
             static const mixp_result results[4] = { MIXP_ERR_ARGUMENT, MIXP_ERR_ORDER, MIXP_ERR_DTYPE, MIXP_ERR_SHAPE };
             mixp_tensor *in = i < 3 ? bad[i] : t, *y = t;
             const int dim = i < 3 ? 0 : 2;

@@ -74,33 +74,30 @@ NUMBERS_MAYBE void problem_free(problem *p) {
 
 /* a and b become of this dtype, of the same shape. */
 NUMBERS_MAYBE void problem_to(problem *p, mixp_dtype dtype) {
-    int64_t i;
     array_free(p->a);
     array_free(p->b);
     p->a = array_new(dtype, p->a_size);
     p->b = array_new(dtype, p->b_size);
-    for (i = 0; i < p->a_size; i++) array_set(p->a, i, random_value());
-    for (i = 0; i < p->b_size; i++) array_set(p->b, i, random_value());
+    for (int64_t i = 0; i < p->a_size; i++) array_set(p->a, i, random_value());
+    for (int64_t i = 0; i < p->b_size; i++) array_set(p->b, i, random_value());
     p->g.a = args_in(p->a);
     p->g.b = args_in(p->b);
 }
 
 /* Before each run c is what it was; without accumulate NaN, which must not show. */
 NUMBERS_MAYBE void problem_reset(problem *p) {
-    int64_t i, z, j;
     memcpy(p->c.data, p->old.data, (size_t)p->c_size * mixp_dtype_size(p->old.dtype));
     if (p->g.c.accumulate) return;
-    for (z = 0; z < p->g.batch; z++)
-        for (i = 0; i < p->g.m; i++)
-            for (j = 0; j < p->g.n; j++) array_set(p->c, z * p->g.stride_c + i * p->g.ldc + j, NAN);
+    for (int64_t z = 0; z < p->g.batch; z++)
+        for (int64_t i = 0; i < p->g.m; i++)
+            for (int64_t j = 0; j < p->g.n; j++) array_set(p->c, z * p->g.stride_c + i * p->g.ldc + j, NAN);
 }
 
 NUMBERS_MAYBE double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *size) {
     const mixp_gemm_args *g = &p->g;
     double  sum = 0, big = 0, bias = p->bias.data ? array_get(p->bias, j) : 0;
     double  c = g->c.accumulate ? array_get(p->old, z * g->stride_c + i * g->ldc + j) : 0;
-    int64_t q;
-    for (q = 0; q < g->k; q++) {
+    for (int64_t q = 0; q < g->k; q++) {
         double a = array_get(p->a, z * g->stride_a + (g->trans_a ? q * g->lda + i : i * g->lda + q));
         double b = array_get(p->b, z * g->stride_b + (g->trans_b ? j * g->ldb + q : q * g->ldb + j));
         sum += a * b;

@@ -114,14 +114,13 @@ static mixp_result applied(mixp_context *ctx, const linear_call *l) {
 int linear(const linear_call *l) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_recipe recipe;
-    int r;
     if (!ctx) return MIXP_ERR_MEMORY;
     memset(&recipe, 0, sizeof recipe);
     recipe.kind = (mixp_recipe_kind)l->kind;
     recipe.dy_e4m3 = l->dy_e4m3;
     recipe.e8m0 = (mixp_e8m0_rounding)l->e8m0;
     mixp_autocast_set_recipe(ctx, &recipe);
-    r = (int)applied(ctx, l);
+    int r = (int)applied(ctx, l);
     if (r == MIXP_OK && mixp_autocast_recipe_counts(ctx).products != 3) r = -1;
     mixp_context_free(ctx);
     return r;

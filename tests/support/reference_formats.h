@@ -50,18 +50,16 @@ static int ref_is_inf(double x) { return (ref_bits64(x) << 1) == ((uint64_t)0x7F
 static double ref_f32(uint32_t u) {
     int e = (int)(u >> 23 & 255u);
     int32_t m = (int32_t)(u & 0x7FFFFFu);
-    double x;
     if (e == 255) return ref_of_bits64((uint64_t)(u >> 31) << 63 | (uint64_t)0x7FF << 52 | (uint64_t)m << 29);
-    x = e ? ldexp((double)(m + 0x800000), e - 150) : ldexp((double)m, -149);
+    double x = e ? ldexp((double)(m + 0x800000), e - 150) : ldexp((double)m, -149);
     return u >> 31 ? -x : x;
 }
 
 static ref_table ref_make(const ref_format *f) {
     ref_table t;
-    uint32_t c;
     t.f = f;
     t.value = (double *)malloc((f->finite + 1u) * sizeof(double));
-    for (c = 0; t.value && c <= f->finite; c++) {
+    for (uint32_t c = 0; t.value && c <= f->finite; c++) {
         int e = (int)(c >> f->mantissa_bits);
         int m = (int)(c & ((1u << f->mantissa_bits) - 1u)), one = 1 << f->mantissa_bits;
         t.value[c] = e ? ldexp((double)(m + one), e - f->bias - f->mantissa_bits)

@@ -55,8 +55,7 @@ static uint32_t run_u32(uint64_t *state) {
 /* About normal. */
 static double run_normal(uint64_t *state) {
     double s = -6.0;
-    int i;
-    for (i = 0; i < 12; i++) s += run_u32(state) / 4294967296.0;
+    for (int i = 0; i < 12; i++) s += run_u32(state) / 4294967296.0;
     return s;
 }
 
@@ -79,7 +78,6 @@ static mixp_tensor *run_weight(scale_net *n, const char *kind, int layer, int ro
 
 static void run_build(scale_net *n, const scale_setup *s) {
     mixp_context_desc desc;
-    int i;
     memset(n, 0, sizeof *n);
     n->random = s->seed * 977 + 13;
     memset(&desc, 0, sizeof desc);
@@ -87,33 +85,31 @@ static void run_build(scale_net *n, const scale_setup *s) {
     n->ctx = mixp_context_new(&desc);
     n->layers = s->layers;
     n->width = s->width;
-    for (i = 0; i <= s->layers; i++) {
+    for (int i = 0; i <= s->layers; i++) {
         int in = i ? s->width : RUN_IN, out = i < s->layers ? s->width : RUN_OUT;
         double gain = i && i < s->layers ? s->gain : 1.0;
         n->w[i] = run_weight(n, "w", i, out, in, gain / sqrt((double)in));
         n->b[i] = run_weight(n, "b", i, out, 0, 0.1);
     }
-    for (i = 0; i < RUN_IN * RUN_OUT; i++) n->teacher[i] = run_normal(&n->random);
-    for (i = 0; i < RUN_OUT; i++) n->bend[i] = run_normal(&n->random);
+    for (int i = 0; i < RUN_IN * RUN_OUT; i++) n->teacher[i] = run_normal(&n->random);
+    for (int i = 0; i < RUN_OUT; i++) n->bend[i] = run_normal(&n->random);
 }
 
 /* A mean squared error, of a batch that `random` draws; the targets are about 1 in size. */
 static mixp_tensor *run_loss(scale_net *n, uint64_t *random) {
     static float x[RUN_BATCH * RUN_IN], y[RUN_BATCH * RUN_OUT];
     int64_t in[2] = { RUN_BATCH, RUN_IN }, out[2] = { RUN_BATCH, RUN_OUT };
-    mixp_tensor *h, *target;
-    int i, j, k;
-    for (i = 0; i < RUN_BATCH; i++) {
-        for (k = 0; k < RUN_IN; k++) x[i * RUN_IN + k] = (float)run_normal(random);
-        for (j = 0; j < RUN_OUT; j++) {
+    for (int i = 0; i < RUN_BATCH; i++) {
+        for (int k = 0; k < RUN_IN; k++) x[i * RUN_IN + k] = (float)run_normal(random);
+        for (int j = 0; j < RUN_OUT; j++) {
             double sum = n->bend[j];
-            for (k = 0; k < RUN_IN; k++) sum += n->teacher[j * RUN_IN + k] * (double)x[i * RUN_IN + k] / 3.0;
+            for (int k = 0; k < RUN_IN; k++) sum += n->teacher[j * RUN_IN + k] * (double)x[i * RUN_IN + k] / 3.0;
             y[i * RUN_OUT + j] = (float)sin(sum);
         }
     }
-    h = mixp_input(n->ctx, MIXP_F32, 2, in, x);
-    target = mixp_input(n->ctx, MIXP_F32, 2, out, y);
-    for (i = 0; i <= n->layers; i++) {
+    mixp_tensor *h = mixp_input(n->ctx, MIXP_F32, 2, in, x);
+    mixp_tensor *target = mixp_input(n->ctx, MIXP_F32, 2, out, y);
+    for (int i = 0; i <= n->layers; i++) {
         h = mixp_linear(n->ctx, h, n->w[i], n->b[i]);
         if (i < n->layers) h = mixp_tanh(n->ctx, h);
     }
@@ -123,8 +119,7 @@ static mixp_tensor *run_loss(scale_net *n, uint64_t *random) {
 static double run_validate(scale_net *n, mixp_dtype dtype) {
     uint64_t random = 4711;
     double sum = 0.0;
-    int i;
-    for (i = 0; i < 32; i++) {
+    for (int i = 0; i < 32; i++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(n->ctx);
         MIXP_NO_GRAD(n->ctx) {
@@ -157,8 +152,6 @@ static scale_result scale_run(const scale_setup *s) {
     int scaled = s->scaler.rule != MIXP_RULE_COUNT, i, counted = 0;
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
     uint64_t random = s->seed * 31 + 7;
-    mixp_optimizer *opt;
-    mixp_scaler *scaler;
     scale_result r;
     scale_net n;
     const char *why = "";
@@ -167,8 +160,8 @@ static scale_result scale_run(const scale_setup *s) {
     adamw.lr = 2e-3;
     adamw.eps = 1e-16;
     adamw.max_norm = s->spike_every ? 0.02 : 0.0;   /* then a spike is as long as any step */
-    opt = mixp_optimizer_new(n.ctx, &adamw);
-    scaler = mixp_scaler_new(n.ctx, scaled ? &s->scaler : &defaults);
+    mixp_optimizer *opt = mixp_optimizer_new(n.ctx, &adamw);
+    mixp_scaler *scaler = mixp_scaler_new(n.ctx, scaled ? &s->scaler : &defaults);
     for (i = 0; i <= n.layers; i++) {
         mixp_optimizer_add(opt, n.w[i], NULL);
         mixp_optimizer_add(opt, n.b[i], NULL);

@@ -30,9 +30,8 @@ static mixp_tensor *shared_b_param(mixp_context *ctx, mixp_dtype dtype, int rank
 /* Row p, column j of op(b)'s gradient: over the batch and the rows of c, a' dy. */
 static double shared_b_want(const shared_b *s, int64_t p, int64_t j) {
     double  sum = 0;
-    int64_t z, i;
-    for (z = 0; z < s->batch; z++)
-        for (i = 0; i < s->m; i++) {
+    for (int64_t z = 0; z < s->batch; z++)
+        for (int64_t i = 0; i < s->m; i++) {
             int64_t a = z * s->m * s->k + (s->trans_a ? p * s->m + i : i * s->k + p);
             int64_t dy = (z * s->m + i) * s->n + j;
             sum += (double)shared_b_number(a, 1) * (double)shared_b_number(dy, 3);
@@ -48,11 +47,10 @@ static double shared_b_rounded(const shared_b *s, double want) {
 
 static void shared_b_check(const shared_b *s, const mixp_tensor *b) {
     float  *got = (float *)malloc((size_t)b->count * sizeof *got);
-    int64_t p, j;
     memset(got, 0, (size_t)b->count * sizeof *got);
     CHECK(b->grad && mixp_read(b->grad, got, MIXP_F32, b->count) == MIXP_OK);
-    for (p = 0; p < s->k; p++)
-        for (j = 0; j < s->n; j++) {
+    for (int64_t p = 0; p < s->k; p++)
+        for (int64_t j = 0; j < s->n; j++) {
             double want = shared_b_rounded(s, shared_b_want(s, p, j));
             double have = (double)got[s->trans_b ? j * s->k + p : p * s->n + j];
             if (have == want) continue;
@@ -67,9 +65,7 @@ static void shared_b_check(const shared_b *s, const mixp_tensor *b) {
 static void shared_b_run(const mixp_device *device, const shared_b *s) {
     int64_t a_shape[3], b_shape[2], y_shape[3];
     mixp_context_desc desc;
-    mixp_context *ctx;
     mixp_tensor *a, *b, *dy, *loss = NULL;
-    int use;
     memset(&desc, 0, sizeof desc);
     desc.device = device;
     a_shape[0] = y_shape[0] = s->batch;
@@ -79,13 +75,13 @@ static void shared_b_run(const mixp_device *device, const shared_b *s) {
     b_shape[1] = s->trans_b ? s->k : s->n;
     y_shape[1] = s->m;
     y_shape[2] = s->n;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     if (!ctx) { test_bad++; return; }
     a = shared_b_param(ctx, s->a, 3, a_shape, 1);
     b = shared_b_param(ctx, s->b, 2, b_shape, 2);
     dy = shared_b_param(ctx, MIXP_F32, 3, y_shape, 3);
     mixp_step_begin(ctx);
-    for (use = 0; use <= s->twice; use++) {
+    for (int use = 0; use <= s->twice; use++) {
         mixp_tensor *y = mixp_matmul(ctx, a, b, s->trans_a, s->trans_b);
         mixp_tensor *sum = mixp_sum(ctx, mixp_mul(ctx, y, dy), MIXP_ALL, 0);
         loss = loss ? mixp_add(ctx, loss, sum) : sum;
@@ -100,16 +96,14 @@ static void shared_b_run(const mixp_device *device, const shared_b *s) {
 static void shared_b_ones(const mixp_device *device, mixp_dtype dtype, int64_t batch) {
     int64_t a_shape[3] = { 0, 1, 1 }, b_shape[2] = { 1, 1 };
     mixp_context_desc desc;
-    mixp_context *ctx;
-    mixp_tensor *a, *b;
     float got = 0;
     a_shape[0] = batch;
     memset(&desc, 0, sizeof desc);
     desc.device = device;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     if (!ctx) { test_bad++; return; }
-    a = mixp_param(ctx, "a", MIXP_F32, 3, a_shape);
-    b = mixp_param(ctx, "b", dtype, 2, b_shape);
+    mixp_tensor *a = mixp_param(ctx, "a", MIXP_F32, 3, a_shape);
+    mixp_tensor *b = mixp_param(ctx, "b", dtype, 2, b_shape);
     mixp_fill(a, 1);
     mixp_fill(b, 1);
     mixp_step_begin(ctx);
@@ -121,8 +115,7 @@ static void shared_b_ones(const mixp_device *device, mixp_dtype dtype, int64_t b
 
 static void shared_b_everywhere(const mixp_device *device) {
     static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
-    int i;
-    for (i = 0; i < 24; i++) {
+    for (int i = 0; i < 24; i++) {
         shared_b s = { 40, 3, 5, 7, 0, 0, 0, MIXP_F32, MIXP_F32 };
         s.b = dtypes[i % 3];
         s.trans_a = i / 3 % 2;

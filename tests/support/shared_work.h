@@ -19,11 +19,10 @@ static void share_all_work(mixp_context *ctx) { exec_of(ctx)->least_work = 0; }
 /* A new context that gives all of its work to `threads` threads. */
 static inline mixp_context *context_on(const mixp_device *device, int threads) {
     mixp_context_desc d;
-    mixp_context *ctx;
     memset(&d, 0, sizeof d);
     d.device = device;
     d.threads = threads;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     share_all_work(ctx);
     return ctx;
 }

@@ -36,7 +36,6 @@ static void small_net_layer(small_net *net, int i, int64_t in, int64_t out) {
 static void small_net_init(small_net *net, int threads, int64_t width, int64_t batch) {
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_context_desc desc;
-    int64_t i;
     memset(&desc, 0, sizeof desc);
     desc.threads = threads;
     desc.seed = 1;
@@ -48,21 +47,20 @@ static void small_net_init(small_net *net, int threads, int64_t width, int64_t b
     small_net_layer(net, 1, width, width);
     small_net_layer(net, 2, width, SMALL_NET_OUT);
     net->x = (float *)malloc((size_t)(batch * SMALL_NET_IN) * sizeof *net->x);
-    for (i = 0; i < batch * SMALL_NET_IN; i++) net->x[i] = (float)(i * 7 % 17 - 8) / 8;
+    for (int64_t i = 0; i < batch * SMALL_NET_IN; i++) net->x[i] = (float)(i * 7 % 17 - 8) / 8;
 }
 
 static void small_net_step(small_net *net) {
     mixp_context *ctx = net->ctx;
     mixp_tensor *h, *loss = NULL;
     int64_t shape[2];
-    int i;
     shape[0] = net->batch;
     shape[1] = SMALL_NET_IN;
     mixp_step_begin(ctx);
     mixp_zero_grad(net->opt);
     MIXP_AUTOCAST(ctx, MIXP_F16) {
         h = mixp_input(ctx, MIXP_F32, 2, shape, net->x);
-        for (i = 0; i < SMALL_NET_LAYERS; i++) {
+        for (int i = 0; i < SMALL_NET_LAYERS; i++) {
             h = mixp_linear(ctx, h, net->w[i], net->b[i]);
             if (i + 1 < SMALL_NET_LAYERS) h = mixp_relu(ctx, h);
         }

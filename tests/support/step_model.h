@@ -45,13 +45,12 @@ static step_world *world_open(uint64_t seed) {
     static const int64_t one[1] = { 1 };
     mixp_context_desc c;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
-    int i, k;
     memset(&m, 0, sizeof m);
     memset(&c, 0, sizeof c);
     m.seed = seed;
     c.threads = 1;
     m.ctx = mixp_context_new(&c);
-    for (i = 0; i < SCALERS; i++) {
+    for (int i = 0; i < SCALERS; i++) {
         mixp_scaler_desc d;
         memset(&d, 0, sizeof d);
         d.init_scale = 256.0f;
@@ -61,11 +60,11 @@ static step_world *world_open(uint64_t seed) {
         if (i && seed % 4 == 0) d.rule = MIXP_RULE_STATIC;
         m.scaler[i] = mixp_scaler_new(m.ctx, &d);
     }
-    for (i = 0; i < PARAMS; i++) m.w[i] = mixp_param(m.ctx, names[i], MIXP_F32, 1, one);
+    for (int i = 0; i < PARAMS; i++) m.w[i] = mixp_param(m.ctx, names[i], MIXP_F32, 1, one);
     sgd.lr = 1.0;
-    for (i = 0; i < OPTIMIZERS; i++) {
+    for (int i = 0; i < OPTIMIZERS; i++) {
         m.opt[i] = mixp_optimizer_new(m.ctx, &sgd);
-        for (k = 0; k < 2; k++)
+        for (int k = 0; k < 2; k++)
             if (!k || owned[i][1] != owned[i][0]) mixp_optimizer_add(m.opt[i], m.w[owned[i][k]], NULL);
     }
     return &m;
@@ -96,15 +95,13 @@ static const char *world_check(step_world *m, int opt, mixp_result r, int with_s
 /* coefficient * (the sum of the optimizer's parameters), walked back; the scale of scaler, twice that
  * of both, or as it is. */
 static void world_backward(step_world *m, int opt, int how, double coefficient) {
-    mixp_tensor *loss;
-    int i;
     mixp_step_begin(m->ctx);
-    loss = mixp_add(m->ctx, m->w[owned[opt][0]], m->w[owned[opt][1]]);
+    mixp_tensor *loss = mixp_add(m->ctx, m->w[owned[opt][0]], m->w[owned[opt][1]]);
     loss = mixp_scale(m->ctx, mixp_sum(m->ctx, loss, MIXP_ALL, 0), (float)coefficient);
     if (how < SCALERS) loss = mixp_scaler_scale(m->scaler[how], loss);
     if (how == SCALERS) loss = mixp_scaler_scale(m->scaler[0], mixp_scaler_scale(m->scaler[1], loss));
     world_tell(m, "backward", how, opt, mixp_backward(m->ctx, loss));
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         int p = owned[opt][i];
         m->sum[p] = (m->have[p] ? m->sum[p] : 0.0) + coefficient;
         m->have[p] = 1;
@@ -148,8 +145,7 @@ static const char *world_step(step_world *m, int scaler, int opt, mixp_result *r
 }
 
 static void world_updated(step_world *m, int scaler, mixp_result r) {
-    int i;
-    for (i = 0; r == MIXP_OK && i < OPTIMIZERS; i++)
+    for (int i = 0; r == MIXP_OK && i < OPTIMIZERS; i++)
         if (m->awaits[i] == 1 + scaler) m->awaits[i] = 0;
 }
 
@@ -209,8 +205,7 @@ static const char *world_any_call(step_world *m) {
 }
 
 static void world_sequences(int64_t count) {
-    int64_t i;
-    for (i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         step_world *m = world_open((uint64_t)i);
         const char *wrong = NULL;
         int calls = 4 + (int)world_random(m, 24);

@@ -6,8 +6,7 @@
  */
 static mixp_tensor *variant_leaf(int rank, const int64_t *shape) {
     float v[CASE_ROOM];
-    int i;
-    for (i = 0; i < CASE_ROOM; i++) v[i] = case_number(i);
+    for (int i = 0; i < CASE_ROOM; i++) v[i] = case_number(i);
     return case_param(MIXP_F32, rank, shape, v);
 }
 
@@ -49,8 +48,7 @@ static void along_dim(int dim, int64_t k) {
 }
 
 static void test_along_dims(void) {
-    int dim;
-    for (dim = 0; dim < 3; dim++) {
+    for (int dim = 0; dim < 3; dim++) {
         along_dim(dim, 0);
         along_dim(dim, 2);
     }
@@ -60,14 +58,13 @@ static void test_along_dims(void) {
 static void smaller(int dim) {
     const int64_t shape[2] = { 3, 4 }, few[2] = { 2, 3 }, more[2] = { 3, 5 };
     const int32_t ids[6] = { 2, 0, 2, 1, 0, 2 };
-    mixp_tensor *x, *src, *at;
     double got[15], want[15], dx[15], dsrc[15];
     int i, to;
     case_c = case_context();
-    x = variant_leaf(2, shape);
-    src = variant_leaf(2, more);
+    mixp_tensor *x = variant_leaf(2, shape);
+    mixp_tensor *src = variant_leaf(2, more);
     mixp_step_begin(case_c);
-    at = case_ids(2, few, ids);
+    mixp_tensor *at = case_ids(2, few, ids);
     memcpy(got, case_read(mixp_gather(case_c, x, dim, at), 6), 6 * sizeof *got);
     for (i = 0; i < 6; i++) {
         to = dim ? i / 3 * 4 + ids[i] : ids[i] * 4 + i % 3;
@@ -110,16 +107,14 @@ static void test_smaller_indices(void) {
 /* A norm over [4, 5] of [3, 4, 5] is the norm of rows of 20. */
 static void test_norms_of_dims(void) {
     const int64_t shape[3] = { 3, 4, 5 }, tail[2] = { 4, 5 }, flat[2] = { 3, 20 }, row[1] = { 20 }, other[2] = { 5, 4 };
-    mixp_tensor *x, *g, *b, *y, *z;
     double got[60], want[60], gx[60], gg[20], gb[20];
-    int rms, i;
-    for (rms = 0; rms < 2; rms++) {
+    for (int rms = 0; rms < 2; rms++) {
         case_c = case_context();
-        x = variant_leaf(3, shape);
-        g = variant_leaf(2, tail);
-        b = variant_leaf(2, tail);
+        mixp_tensor *x = variant_leaf(3, shape);
+        mixp_tensor *g = variant_leaf(2, tail);
+        mixp_tensor *b = variant_leaf(2, tail);
         mixp_step_begin(case_c);
-        y = rms ? mixp_rms_norm(case_c, x, g, 1e-5f) : mixp_layer_norm(case_c, x, g, b, 1e-5f);
+        mixp_tensor *y = rms ? mixp_rms_norm(case_c, x, g, 1e-5f) : mixp_layer_norm(case_c, x, g, b, 1e-5f);
         memcpy(got, case_read(y, 60), sizeof got);
         case_walk(y);
         memcpy(gx, case_read(x->grad, 60), sizeof gx);
@@ -127,18 +122,18 @@ static void test_norms_of_dims(void) {
         if (!rms) memcpy(gb, case_read(b->grad, 20), sizeof gb);
         mixp_step_begin(case_c);
         x->grad = g->grad = b->grad = NULL;
-        z = mixp_reshape(case_c, x, 2, flat);
+        mixp_tensor *z = mixp_reshape(case_c, x, 2, flat);
         y = rms ? mixp_rms_norm(case_c, z, mixp_reshape(case_c, g, 1, row), 1e-5f)
                 : mixp_layer_norm(case_c, z, mixp_reshape(case_c, g, 1, row), mixp_reshape(case_c, b, 1, row), 1e-5f);
         memcpy(want, case_read(y, 60), sizeof want);
-        for (i = 0; i < 60; i++) CHECK_NEAR(got[i], want[i], 0);
+        for (int i = 0; i < 60; i++) CHECK_NEAR(got[i], want[i], 0);
         case_walk(mixp_reshape(case_c, y, 3, shape));
         memcpy(want, case_read(x->grad, 60), sizeof want);
-        for (i = 0; i < 60; i++) CHECK_NEAR(gx[i], want[i], 0);
+        for (int i = 0; i < 60; i++) CHECK_NEAR(gx[i], want[i], 0);
         memcpy(want, case_read(g->grad, 20), sizeof gg);
-        for (i = 0; i < 20; i++) CHECK_NEAR(gg[i], want[i], 0);
+        for (int i = 0; i < 20; i++) CHECK_NEAR(gg[i], want[i], 0);
         if (!rms) memcpy(want, case_read(b->grad, 20), sizeof gb);
-        for (i = 0; i < 20 && !rms; i++) CHECK_NEAR(gb[i], want[i], 0);
+        for (int i = 0; i < 20 && !rms; i++) CHECK_NEAR(gb[i], want[i], 0);
         case_refused(mixp_rms_norm(case_c, x, mixp_reshape(case_c, g, 2, other), 1e-5f), MIXP_ERR_SHAPE, "last dimensions");
         case_refused(mixp_layer_norm(case_c, x, g, mixp_slice(case_c, mixp_reshape(case_c, b, 1, row), 0, 0, 5), 1e-5f),
                      MIXP_ERR_SHAPE, "same shape");
@@ -150,19 +145,17 @@ static void test_norms_of_dims(void) {
 static void test_padded_embedding(void) {
     const int64_t shape[2] = { 3, 2 }, four[1] = { 4 };
     const int32_t ids[4] = { 1, 0, 1, 2 };
-    mixp_tensor *table, *at;
     double got[8];
-    int turn, i;
-    for (turn = 0; turn < 2; turn++) {
+    for (int turn = 0; turn < 2; turn++) {
         case_c = case_context();
-        table = variant_leaf(2, shape);
+        mixp_tensor *table = variant_leaf(2, shape);
         mixp_step_begin(case_c);
-        at = case_ids(1, four, ids);
+        mixp_tensor *at = case_ids(1, four, ids);
         memcpy(got, case_read(mixp_embedding_padded(case_c, table, at, turn ? -2 : 1), 8), sizeof got);
-        for (i = 0; i < 8; i++) CHECK_NEAR(got[i], case_number(ids[i / 2] * 2 + i % 2), 0);
+        for (int i = 0; i < 8; i++) CHECK_NEAR(got[i], case_number(ids[i / 2] * 2 + i % 2), 0);
         case_walk(mixp_embedding_padded(case_c, table, at, turn ? -2 : 1));
         memcpy(got, case_read(table->grad, 6), 6 * sizeof *got);
-        for (i = 0; i < 6; i++) {
+        for (int i = 0; i < 6; i++) {
             const int of = i / 2 == 0 ? 1 : 3;
             CHECK_NEAR(got[i], i / 2 == 1 ? 0 : case_dy(of * 2 + i % 2), 0);
         }
@@ -176,12 +169,11 @@ static void test_padded_embedding(void) {
 static void test_dims_of_scalars(void) {
     const int32_t zero[1] = { 0 };
     mixp_tensor *x, *at, *ids = NULL;
-    int dim;
     case_c = case_context();
     x = variant_leaf(0, NULL);
     mixp_step_begin(case_c);
     at = case_ids(0, NULL, zero);
-    for (dim = -1; dim <= 0; dim++) {
+    for (int dim = -1; dim <= 0; dim++) {
         const double v = case_number(0);
         CHECK_NEAR(mixp_item(mixp_sum(case_c, x, dim, 0)), v, 0);
         CHECK_NEAR(mixp_item(mixp_mean(case_c, x, dim, 1)), v, 0);
@@ -213,10 +205,9 @@ static void test_dims_of_scalars(void) {
 static void test_moves_of_integers(void) {
     const int64_t shape[2] = { 2, 3 };
     const int32_t v[6] = { 1, 2, 3, 16777217, 5, 6 };
-    const double *got;
     case_c = case_context();
     mixp_step_begin(case_c);
-    got = case_read(mixp_transpose(case_c, case_ids(2, shape, v), 0, 1), 6);
+    const double *got = case_read(mixp_transpose(case_c, case_ids(2, shape, v), 0, 1), 6);
     CHECK(got[0] == 1 && got[1] == 16777217 && got[2] == 2 && got[5] == 6);
     got = case_read(mixp_pad(case_c, case_ids(2, shape, v), 1, 1, 0, 7), 8);
     CHECK(got[0] == 7 && got[1] == 1 && got[4] == 7 && got[5] == 16777217);
@@ -227,19 +218,17 @@ static void test_moves_of_integers(void) {
 static void test_dropout_of_all(void) {
     const int64_t four[1] = { 4 };
     const float v[4] = { 1, -2, 3, 1e30f * 1e30f };
-    mixp_tensor *x, *y;
     double got[4];
-    int i;
     case_c = case_context();
-    x = case_param(MIXP_F32, 1, four, v);
+    mixp_tensor *x = case_param(MIXP_F32, 1, four, v);
     mixp_step_begin(case_c);
-    y = mixp_dropout(case_c, x, 1.0f, 1);
+    mixp_tensor *y = mixp_dropout(case_c, x, 1.0f, 1);
     memcpy(got, case_read(y, 4), sizeof got);
-    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], 0, 0);
+    for (int i = 0; i < 4; i++) CHECK_NEAR(got[i], 0, 0);
     mixp_backward(case_c, mixp_add(case_c, mixp_sum(case_c, mixp_dropout(case_c, x, 1.0f, 1), MIXP_ALL, 0),
                                    mixp_sum(case_c, mixp_dropout(case_c, x, 1.0f, 1), MIXP_ALL, 0)));
     memcpy(got, case_read(x->grad, 4), sizeof got);
-    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], 0, 0);
+    for (int i = 0; i < 4; i++) CHECK_NEAR(got[i], 0, 0);
     case_refused(mixp_dropout(case_c, x, 1.5f, 1), MIXP_ERR_ARGUMENT, "p is 1.5");
     variant_ok();
 }
@@ -274,8 +263,6 @@ static void test_empty_values(void) {
     const int swap[2] = { 1, 0 };
     const double nan = (double)case_nan(), inf = (double)case_inf;
     mixp_tensor *x, *w, *y, *both[2], *ids = NULL, *no_ids;
-    const double *got;
-    int i;
     case_c = case_context();
     w = variant_leaf(2, four);
     mixp_step_begin(case_c);
@@ -318,19 +305,19 @@ static void test_empty_values(void) {
     is_number("logsumexp", mixp_logsumexp(case_c, x, MIXP_ALL, 0), -inf);
     is_number("var", mixp_var(case_c, x, MIXP_ALL, 1, 0), nan);
     is_number("vector_norm", mixp_vector_norm(case_c, x, MIXP_ALL, 0), 0);
-    got = case_read(mixp_sum(case_c, y, 1, 0), 2);
+    const double *got = case_read(mixp_sum(case_c, y, 1, 0), 2);
     CHECK(got[0] == 0 && got[1] == 0);
     got = case_read(mixp_matmul(case_c, y, x, 0, 0), 6);
-    for (i = 0; i < 6; i++) CHECK_NEAR(got[i], 0, 0);
+    for (int i = 0; i < 6; i++) CHECK_NEAR(got[i], 0, 0);
     both[0] = x;
     both[1] = w;
     got = case_read(mixp_concat(case_c, 2, both, 0), 12);
-    for (i = 0; i < 12; i++) CHECK_NEAR(got[i], case_number(i), 0);
+    for (int i = 0; i < 12; i++) CHECK_NEAR(got[i], case_number(i), 0);
     got = case_read(mixp_pad(case_c, x, 0, 1, 1, 5), 6);
-    for (i = 0; i < 6; i++) CHECK_NEAR(got[i], 5, 0);
+    for (int i = 0; i < 6; i++) CHECK_NEAR(got[i], 5, 0);
     is_empty("pad", mixp_pad(case_c, x, 1, 1, 1, 5), 2);
     got = case_read(mixp_scatter_add(case_c, w, 0, no_rows(MIXP_I32, 0, 3), x), 12);
-    for (i = 0; i < 12; i++) CHECK_NEAR(got[i], case_number(i), 0);
+    for (int i = 0; i < 12; i++) CHECK_NEAR(got[i], case_number(i), 0);
     case_refused(mixp_attention_apply(case_c, mixp_reshape(case_c, w, 3, one_row), mixp_reshape(case_c, x, 3, no_keys),
                                       mixp_reshape(case_c, x, 3, no_keys), &heads), MIXP_ERR_SHAPE, "attention: ");
     memset(&rope, 0, sizeof rope);
@@ -357,13 +344,10 @@ static void test_empty_values(void) {
 /* Gradients through empty results are zeros, in each region and under a guard. */
 static void test_empty_gradients(void) {
     const int64_t shape[2] = { 4, 3 }, four[1] = { 4 };
-    int level;
-    for (level = 0; level < 3; level++) {
+    for (int level = 0; level < 3; level++) {
         mixp_tensor *w, *b, *x, *loss = NULL;
         mixp_guard_desc guard;
         mixp_autocast region;
-        const double *got;
-        int i;
         case_c = case_context();
         memset(&guard, 0, sizeof guard);
         guard.every = 1;
@@ -380,10 +364,10 @@ static void test_empty_gradients(void) {
         loss = mixp_add(case_c, mixp_sum(case_c, x, MIXP_ALL, 0), mixp_sum(case_c, mixp_slice(case_c, b, 0, 0, 2), 0, 0));
         mixp_autocast_close(case_c, 0);
         CHECK_INT(mixp_backward(case_c, loss), MIXP_OK);
-        got = case_read(w->grad, 12);
-        for (i = 0; i < 12; i++) CHECK_NEAR(got[i], 0, 0);
+        const double *got = case_read(w->grad, 12);
+        for (int i = 0; i < 12; i++) CHECK_NEAR(got[i], 0, 0);
         got = case_read(b->grad, 4);
-        for (i = 0; i < 4; i++) CHECK_NEAR(got[i], i < 2, 0);
+        for (int i = 0; i < 4; i++) CHECK_NEAR(got[i], i < 2, 0);
         variant_ok();
     }
 }
@@ -414,19 +398,17 @@ static void test_empty_losses(void) {
                                           MIXP_OP_BCE_WITH_LOGITS, MIXP_OP_BCE, MIXP_OP_KL_DIV };
     const int64_t shape[2] = { 5, 3 }, none[1] = { 0 };
     const double nan = (double)case_nan();
-    int id, r, i;
-    for (r = 0; r < 3; r++) {
+    for (int r = 0; r < 3; r++) {
         const double want = r == MIXP_REDUCE_SUM ? 0 : nan;
         mixp_tensor *w, *x, *ids, *loss;
         mixp_loss_desc d;
-        const double *got;
         memset(&d, 0, sizeof d);
         d.reduction = (mixp_reduction)r;
         case_c = case_context();
         w = variant_leaf(2, shape);
         mixp_step_begin(case_c);
         ids = mixp_input(case_c, MIXP_I32, 1, none, loss_ids);
-        for (id = 0; id < 8; id++) {
+        for (int id = 0; id < 8; id++) {
             x = mixp_linear(case_c, no_rows(MIXP_F32, 0, 3), w, NULL);
             loss = mixp_loss_apply(case_c, losses[id], x, id < 2 ? ids : mixp_detach(case_c, x), &d);
             if (r == MIXP_REDUCE_NONE) is_empty("loss", loss, id < 2 ? 1 : 2);
@@ -442,8 +424,8 @@ static void test_empty_losses(void) {
         loss = mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, x, mixp_detach(case_c, x), &d);
         if (r != MIXP_REDUCE_NONE) is_number("probabilities", loss, want);
         if (r != MIXP_REDUCE_NONE) {
-            got = case_read(w->grad, 15);
-            for (i = 0; i < 15; i++) CHECK_NEAR(got[i], 0, 0);
+            const double *got = case_read(w->grad, 15);
+            for (int i = 0; i < 15; i++) CHECK_NEAR(got[i], 0, 0);
         }
         variant_ok();
     }

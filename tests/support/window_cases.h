@@ -15,9 +15,8 @@ static uint32_t window_state;
 
 /* As `numbers` of record_conv.py: sixteenths between -1 and 1. */
 static void window_fill(float *v, int64_t n) {
-    int64_t i;
     CHECK(n <= WINDOW_MOST);
-    for (i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         window_state = window_state * 1664525u + 1013904223u;
         v[i] = (float)(int)(16.0 * ((double)(window_state >> 8) / 8388608.0 - 1.0)) / 16.0f;
     }
@@ -26,10 +25,8 @@ static void window_fill(float *v, int64_t n) {
 static mixp_tensor *window_param(mixp_context *ctx, const char *name, int rank, const int *sizes) {
     float        v[WINDOW_MOST];
     int64_t      shape[5];
-    mixp_tensor *t;
-    int          i;
-    for (i = 0; i < rank; i++) shape[i] = sizes[i];
-    t = mixp_param(ctx, name, MIXP_F32, rank, shape);
+    for (int i = 0; i < rank; i++) shape[i] = sizes[i];
+    mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, rank, shape);
     window_fill(v, t->count);
     CHECK_INT(mixp_write(t, v, MIXP_F32, t->count), MIXP_OK);
     return t;
@@ -68,7 +65,6 @@ static mixp_tensor *run_conv(window_run *r) {
 
 static mixp_tensor *run_pool(window_run *r) {
     const window_case *c = r->c;
-    mixp_tensor       *y;
     pool_desc          d;
     int64_t            size[3];
     memset(&d, 0, sizeof d);
@@ -80,7 +76,7 @@ static mixp_tensor *run_pool(window_run *r) {
     d.image_only = c->image_only;
     d.divisor = c->divisor;
     if (c->kind == CASE_AVG) return avg_pool(r->ctx, r->x, &d);
-    y = max_pool(r->ctx, r->x, &d, &r->indices);
+    mixp_tensor *y = max_pool(r->ctx, r->x, &d, &r->indices);
     if (c->kind == CASE_MAX) return y;
     size[0] = c->x[2];
     size[1] = c->x[3];
@@ -90,13 +86,12 @@ static mixp_tensor *run_pool(window_run *r) {
 static mixp_tensor *run_resize(window_run *r) {
     const window_case *c = r->c;
     interpolate_desc   d;
-    int                i;
     memset(&d, 0, sizeof d);
     d.mode = c->kind == CASE_NEAREST  ? INTERPOLATE_NEAREST
              : c->kind == CASE_EXACT  ? INTERPOLATE_NEAREST_EXACT
              : c->kind == CASE_LINEAR ? INTERPOLATE_LINEAR
                                       : INTERPOLATE_AREA;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         d.size[i] = c->size[i];
         d.scale[i] = c->scale[i];
     }
@@ -107,8 +102,7 @@ static mixp_tensor *run_resize(window_run *r) {
 static mixp_tensor *run_case(window_run *r) {
     const window_case *c = r->c;
     int64_t            size[3];
-    int                i;
-    for (i = 0; i < 3; i++) size[i] = c->size[i];
+    for (int i = 0; i < 3; i++) size[i] = c->size[i];
     switch (c->kind) {
     case CASE_CONV: case CASE_TRANSPOSE: return run_conv(r);
     case CASE_MAX: case CASE_AVG: case CASE_UNPOOL: return run_pool(r);
@@ -133,11 +127,10 @@ static const double *window_near(const mixp_tensor *t, const double *want, doubl
 
 static void window_indices(const mixp_tensor *t, const double *want) {
     int32_t got[WINDOW_MOST];
-    int64_t i;
     CHECK(t && t->dtype == MIXP_I32);
     if (!t) return;
     CHECK_INT(mixp_read(t, got, MIXP_I32, t->count), MIXP_OK);
-    for (i = 0; i < t->count; i++) CHECK_INT(got[i], (int)want[i]);
+    for (int64_t i = 0; i < t->count; i++) CHECK_INT(got[i], (int)want[i]);
 }
 
 /* The loss: the sum of y times the next numbers. */
@@ -148,20 +141,17 @@ static mixp_tensor *run_loss(window_run *r, mixp_tensor *y) {
 }
 
 static void windows_beside_pytorch(void) {
-    size_t at;
-    for (at = 0; at < sizeof window_cases / sizeof window_cases[0]; at++) {
+    for (size_t at = 0; at < sizeof window_cases / sizeof window_cases[0]; at++) {
         const window_case *c = &window_cases[at];
         const double      *want = window_numbers + c->first;
         const int          failed = test_bad;
-        mixp_tensor       *y;
         window_run         r;
-        int                i;
         run_open(&r, c);
         mixp_step_begin(r.ctx);
-        y = run_case(&r);
+        mixp_tensor *y = run_case(&r);
         CHECK(y && y->rank == c->rank);
         if (y) {
-            for (i = 0; i < c->rank; i++) CHECK_INT(y->shape[i], c->y[i]);
+            for (int i = 0; i < c->rank; i++) CHECK_INT(y->shape[i], c->y[i]);
             want = window_near(y, want, 2e-6);
             CHECK_INT(mixp_backward(r.ctx, run_loss(&r, y)), MIXP_OK);
             want = window_near(r.x->grad, want, 4e-6);
@@ -177,8 +167,7 @@ static void windows_beside_pytorch(void) {
 
 /* Under autocast convolutions are low, with a bias too; everything else keeps the dtype of x. */
 static void windows_keep_dtypes(void) {
-    size_t at;
-    for (at = 0; at < 2 * (sizeof window_cases / sizeof window_cases[0]); at += (size_t)CONV_EACH) {
+    for (size_t at = 0; at < 2 * (sizeof window_cases / sizeof window_cases[0]); at += (size_t)CONV_EACH) {
         const window_case *c = &window_cases[at / 2];
         const int          convolves = c->kind == CASE_CONV || c->kind == CASE_TRANSPOSE;
         const mixp_dtype   low = at % 2 ? MIXP_BF16 : MIXP_F16;
@@ -201,27 +190,24 @@ static void windows_keep_dtypes(void) {
 
 /* A batch of none: a result of none, and gradients of 0. */
 static void windows_of_an_empty_batch(void) {
-    size_t at;
-    for (at = 0; at < sizeof window_cases / sizeof window_cases[0]; at++) {
+    for (size_t at = 0; at < sizeof window_cases / sizeof window_cases[0]; at++) {
         const window_case *c = &window_cases[at];
         const int          failed = test_bad;
-        mixp_tensor       *y;
         int64_t            shape[5];
         float              got[WINDOW_MOST];
         window_run         r;
-        int                i;
         run_open(&r, c);
         mixp_step_begin(r.ctx);
-        for (i = 0; i < 5; i++) shape[i] = i ? c->x[i] : 0;
+        for (int i = 0; i < 5; i++) shape[i] = i ? c->x[i] : 0;
         r.x = mixp_input(r.ctx, MIXP_F32, c->rank, shape, got);
         CHECK_INT(mixp_tensor_set_requires_grad(r.x, 1), MIXP_OK);
-        y = run_case(&r);
+        mixp_tensor *y = run_case(&r);
         CHECK(y && y->rank == c->rank && y->shape[0] == 0);
-        for (i = 1; y && i < c->rank; i++) CHECK_INT(y->shape[i], c->y[i]);
+        for (int i = 1; y && i < c->rank; i++) CHECK_INT(y->shape[i], c->y[i]);
         if (y) CHECK_INT(mixp_backward(r.ctx, mixp_sum(r.ctx, y, MIXP_ALL, 0)), MIXP_OK);
         if (y && r.w) {
             CHECK_INT(mixp_read(r.w->grad, got, MIXP_F32, r.w->count), MIXP_OK);
-            for (i = 0; i < r.w->count; i++) CHECK_NEAR((double)got[i], 0, 0);
+            for (int i = 0; i < r.w->count; i++) CHECK_NEAR((double)got[i], 0, 0);
         }
         CHECK_INT(mixp_context_error(r.ctx, NULL), MIXP_OK);
         if (test_bad > failed) {

@@ -280,11 +280,10 @@ static void gpt2_may_have_a_head_of_its_own(void) {
 static int run_apart(char *line, char *said, size_t space) {
     char  *argv[32];
     int    status = -1, argc = split(line, argv);
-    pid_t  child;
     FILE  *f;
     size_t n = 0;
     fflush(stdout);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         if (!freopen(in_folder_of_test("said"), "w", stderr)) _exit(99);
         if (!freopen("/dev/null", "w", stdout)) _exit(99);
@@ -500,11 +499,10 @@ static void check_cache(const char *form, double tolerance) {
     char     line[512], *argv[32];
     int32_t  ids[16];
     float    whole[64], pieces[64];
-    kv_cache cache;
     snprintf(line, sizeof line, "trainer --data %s/text --layers 2 --heads 2 --width 16 --block 16 "
              "--steps 0 --seed 5 --device cpu --threads 1 --quiet %s", folder, form);
     open_trainer(&t, split(line, argv), argv);
-    cache = make_cache(&t);
+    kv_cache cache = make_cache(&t);
     CHECK(t.data.rows <= 64);
     for (int i = 0; i < 16; i++) ids[i] = (int32_t)(i * 7 % t.data.rows);
     for (int64_t n = 1, step = 1; n <= 16; n += step, step = step % 4 + 1) {

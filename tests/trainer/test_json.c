@@ -114,7 +114,6 @@ static double seconds_of(int64_t n) {
     char       *text = (char *)malloc((size_t)(4 * n + 8));
     const char *wrong;
     int64_t     size = 0, found = 0;
-    clock_t     begin;
     text[size++] = '[';
     for (int64_t i = 0; i < n; i++) {
         memcpy(text + size, i ? ",\"a\"" : "\"ab\"", 4);
@@ -122,7 +121,7 @@ static double seconds_of(int64_t n) {
     }
     text[size++] = ']';
     text[size] = '\0';
-    begin = clock();
+    clock_t begin = clock();
     for (const char *p = json_first(json_check(text, size, &wrong)); p; p = json_next(p)) found++;
     CHECK_INT(found, n);
     free(text);

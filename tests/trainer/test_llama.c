@@ -64,12 +64,11 @@ static int print_rows(int argc, char **argv) {
 static int print_cache(int argc, char **argv) {
     static float cached[LLAMA_VOCAB], whole[LLAMA_LENGTH * LLAMA_VOCAB];
     int32_t      ids[LLAMA_LENGTH];
-    kv_cache     cache;
     uint32_t     state = gen_start(8);
     int          differ = 0;
     gen_ints(&state, LLAMA_VOCAB, ids, LLAMA_LENGTH);
     begin(argc, argv);
-    cache = open_cache(LLAMA_LENGTH);
+    kv_cache cache = open_cache(LLAMA_LENGTH);
     for (int n = 3; n <= LLAMA_LENGTH; n += 1 + n % 3) {
         mixp_tensor *y = NULL;
         m.cache = &cache;
@@ -116,14 +115,13 @@ static int run_apart(int (*program)(int argc, char **argv), const char *line) {
     char       *argv[96];
     int         argc = 0, status = -1;
     char       *to = words;
-    pid_t       child;
     for (const char *p = line; *p; p++)
         to += snprintf(to, (size_t)(words + sizeof words - to), *p == '@' ? "%s" : "%.1s",
                        *p == '@' ? folder : p);
     for (char *p = strtok(words, " "); p; p = strtok(NULL, " ")) argv[argc++] = p;
     argv[argc] = NULL;
     fflush(stdout);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         if (!freopen(in_folder_of_test("said"), "w", stderr) ||
             !freopen(in_folder_of_test("printed"), "w", stdout))
@@ -290,9 +288,8 @@ static void expect_logits(const struct llama_case *c, const char *model, const c
     int32_t  ids[LLAMA_LENGTH];
     uint32_t state = gen_start(8);
     double   most = 0;
-    int      n;
     gen_ints(&state, LLAMA_VOCAB, ids, LLAMA_LENGTH);
-    n = snprintf(line, sizeof line, "test --logits %s %d", model, LLAMA_LENGTH);
+    int n = snprintf(line, sizeof line, "test --logits %s %d", model, LLAMA_LENGTH);
     for (int i = 0; i < LLAMA_LENGTH; i++)
         n += snprintf(line + n, sizeof line - (size_t)n, " %d", ids[i]);
     snprintf(line + n, sizeof line - (size_t)n, " %s", more);
@@ -369,7 +366,6 @@ static void lora_trains_as_in_peft(void) {
 static void adapters_are_saved_and_merged(void) {
     static double apart[LLAMA_LENGTH * LLAMA_VOCAB + 1];
     double        most = 0;
-    int           n;
     write_model(&llama_cases[1]);
     write_text_of("text", LLAMA_TEXT);
     CHECK_INT(
@@ -379,7 +375,7 @@ static void adapters_are_saved_and_merged(void) {
         0);
     CHECK_INT(run_apart(llama_main, "llama @ --adapter @/tuned --merge 1 --out @/merged" QUIET), 0);
     CHECK_INT(run_apart(print_logits, "test --logits @ 6 1 2 3 4 5 6 --adapter @/tuned"), 0);
-    n = n_printed;
+    int n = n_printed;
     CHECK_INT(n, 1 + 6 * LLAMA_VOCAB);
     memcpy(apart, printed, (size_t)n * sizeof *apart);
     CHECK_INT(run_apart(print_logits, "test --logits @/merged 6 1 2 3 4 5 6"), 0);
@@ -392,14 +388,13 @@ static void adapters_are_saved_and_merged(void) {
 
 /* Training all weights, saving and reading them back; any number of threads gives the same bits. */
 static void whole_models_are_saved(void) {
-    double loss;
     write_model(&llama_cases[1]);
     write_text_of("text", LLAMA_TEXT);
     CHECK_INT(run_apart(llama_main,
                         "llama @ --data @/text --steps 12 --lr 1e-2 --threads 1 --out @/one" QUIET),
               0);
     CHECK(n_printed == 12 && printed[11] < printed[0] / 4);
-    loss = printed[11];
+    double loss = printed[11];
     CHECK_INT(run_apart(llama_main,
                         "llama @ --data @/text --steps 12 --lr 1e-2 --threads 2 --out @/two" QUIET),
               0);
@@ -486,11 +481,10 @@ static int counted(const char *mark, const char *style, const char *content, con
 
 /* Keys of a message exclude or include its words; what says nothing changes nothing; Llama 3 trims. */
 static void chats_say_what_counts(void) {
-    int one, two, rows;
     write_model(&llama_cases[0]);
-    two = counted("", "zephyr", "z", "", "");
-    rows = n_printed;
-    one = two / 2;
+    int two = counted("", "zephyr", "z", "", "");
+    int rows = n_printed;
+    int one = two / 2;
     CHECK(two > 0 && two % 2 == 0 && said[0] == 0);
     CHECK_INT(counted("", "zephyr", "z", ", \"weight\": 0", ""), one);
     CHECK_INT(counted("", "zephyr", "z", ", \"train\": false", ""), one);
@@ -666,7 +660,6 @@ static void usage_is_carried(void) {
     static char text[4096];
     gguf       *g = NULL;
     size_t      n = 0;
-    const char *found;
     write_model(&llama_cases[0]);
     write_config_of(&llama_cases[0], ", \"eos_token_id\": [5, 6], \"bos_token_id\": 7");
     write_text_of("tokenizer_config.json", "{\"eos_token\": \"<|endoftext|>\", \"pad_token\": {\"content\": \"<|endoftext|>\"},"
@@ -679,7 +672,7 @@ static void usage_is_carried(void) {
     CHECK(g && gguf_number(g, "tokenizer.ggml.eos_token_id", -1) == 0);
     CHECK(g && gguf_number(g, "tokenizer.ggml.padding_token_id", -1) == 0);
     CHECK(g && gguf_number(g, "tokenizer.ggml.bos_token_id", -1) == 3);
-    found = g ? gguf_text(g, "tokenizer.chat_template", &n) : NULL;
+    const char *found = g ? gguf_text(g, "tokenizer.chat_template", &n) : NULL;
     CHECK(found && n == 14 && memcmp(found, "T\n<|im_start|>", n) == 0);
     gguf_free(g);
     CHECK_INT(run_apart(llama_main, "llama @/used.gguf --out @/used" QUIET), 0);
@@ -701,7 +694,6 @@ static void usage_is_carried(void) {
 /* The adapters alone: each pair of tensors under llama.cpp's names; rows of q are turned as those of the model are. */
 static void adapters_are_saved_as_gguf(void) {
     gguf                *g = NULL;
-    const mixp_st_entry *e;
     const float         *b = NULL;
     write_model(&llama_cases[0]);
     write_adapters("");
@@ -714,7 +706,7 @@ static void adapters_are_saved_as_gguf(void) {
     CHECK(gguf_text_is(g, "general.architecture", "llama"));
     CHECK_NEAR(gguf_number(g, "adapter.lora.alpha", 0), LLAMA_ALPHA, 1e-6);
     CHECK_INT(g->n, 4 * LLAMA_LAYERS);
-    e = gguf_find(g, "blk.0.ffn_down.weight.lora_a");
+    const mixp_st_entry *e = gguf_find(g, "blk.0.ffn_down.weight.lora_a");
     CHECK(e && e->shape[0] == LLAMA_RANK && e->shape[1] == LLAMA_INNER);
     e = gguf_find(g, "blk.1.attn_q.weight.lora_b");
     CHECK(e && e->shape[0] == LLAMA_WIDTH && e->shape[1] == LLAMA_RANK);
@@ -905,9 +897,8 @@ static void tensors_that_gguf_lacks_are_refused(void) {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char         name[8], error[MIXP_MESSAGE_SIZE] = "";
         gguf_writer *w = gguf_new("llama");
-        mixp_tensor *t;
         snprintf(name, sizeof name, "t%d", (int)i);
-        t = mixp_param(ctx, name, MIXP_F32, bad[i].rank, bad[i].shape);
+        mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, bad[i].rank, bad[i].shape);
         CHECK(t != NULL);
         gguf_put_floats(w, "first", values, 2);
         if (t) gguf_put_tensor(w, bad[i].name, GGUF_F32, t, bad[i].heads);
@@ -948,7 +939,6 @@ static mixp_result read_some(gguf **g) {
 
 static void gguf_of_the_package_is_read(void) {
     gguf                *g = NULL;
-    const mixp_st_entry *e;
     uint32_t             state = gen_start(5);
     float                x[192], some[10];
     write_bytes(gguf_file, sizeof gguf_file);
@@ -961,7 +951,7 @@ static void gguf_of_the_package_is_read(void) {
     CHECK(gguf_number(g, "test.absent", 7) == 7 && gguf_number(g, "test.text", 7) == 7);
     CHECK(gguf_pair_of(g, "test.texts") && gguf_pair_of(g, "test.texts")->count == 3);
     CHECK_INT(g->n, 4);
-    e = gguf_find(g, "blk.0.attn_q.weight");
+    const mixp_st_entry *e = gguf_find(g, "blk.0.attn_q.weight");
     CHECK(e && e->dtype == MIXP_DTYPE_COUNT && strcmp(e->type, "Q8_0") == 0);
     gen_fill(&state, 4, x, 192);
     gen_fill(&state, 4, x, 10);
@@ -989,11 +979,10 @@ static void gguf_that_is_damaged_is_refused(void) {
     }
     for (size_t i = 0; i < 560; i++)
         for (size_t k = 0; k < sizeof values; k++) {
-            mixp_result result;
             memcpy(bytes, gguf_file, sizeof bytes);
             bytes[i] = values[k];
             write_bytes(bytes, sizeof bytes);
-            result = read_some(&g);
+            mixp_result result = read_some(&g);
             CHECK(result == MIXP_OK ? g != NULL : result == MIXP_ERR_FORMAT && !g);
             gguf_free(g);
         }
@@ -1081,17 +1070,15 @@ static void blocks_of_four_bits_are_read(void) {
 static void values_of_q8_are_read(void) {
     static float  values[LLAMA_VOCAB * LLAMA_WIDTH];
     gguf         *g = NULL;
-    const unsigned char *blocks;
     mixp_safetensors    *back = NULL;
-    const mixp_st_entry *e;
     CHECK_INT(run_apart(llama_main, "llama @/q8.gguf --out @/of_q8 --tokenizer " TOKENIZER QUIET), 0);
     CHECK_INT(gguf_read(in_folder_of_test("q8.gguf"), &g, said, sizeof said), MIXP_OK);
     CHECK_INT(mixp_safetensors_read(in_folder_of_test("of_q8/model.safetensors"), &back, said, sizeof said), MIXP_OK);
-    e = mixp_safetensors_find(back, "model.embed_tokens.weight");
+    const mixp_st_entry *e = mixp_safetensors_find(back, "model.embed_tokens.weight");
     CHECK(e && e->dtype == MIXP_F32 && e->bytes == sizeof values);
     if (!g || !e || e->bytes != sizeof values) return;
     memcpy(values, e->data, sizeof values);
-    blocks = (const unsigned char *)gguf_find(g, "token_embd.weight")->data;
+    const unsigned char *blocks = (const unsigned char *)gguf_find(g, "token_embd.weight")->data;
     for (int64_t i = 0; i < LLAMA_VOCAB * LLAMA_WIDTH; i++) {
         const unsigned char *b = blocks + i / 32 * 34;
         unsigned             bits = b[0] | (unsigned)b[1] << 8;
@@ -1135,8 +1122,6 @@ static void tokenizers_pass_through_gguf(void) {
     for (int k = 0; k < 4; k++) {
         gguf_writer *w = gguf_new("llama");
         gguf        *g = NULL;
-        tokenizer   *back;
-        char        *json;
         const char  *root, *wrong;
         t->n_cuts = k == 0 ? 1 : 2;
         for (int i = 0; i < t->n_cuts; i++) {
@@ -1147,7 +1132,7 @@ static void tokenizers_pass_through_gguf(void) {
         gguf_put_tokenizer(w, t, "{}", 424, 0, 0);
         CHECK_INT(gguf_write(w, in_folder_of_test("some.gguf"), said, sizeof said), MIXP_OK);
         CHECK_INT(read_some(&g), MIXP_OK);
-        json = gguf_tokenizer_json(g);
+        char *json = gguf_tokenizer_json(g);
         CHECK(json && strcmp(json, "{}") == 0);
         free(json);
         for (uint64_t i = 0; i < g->n_pairs; i++) /* without the file itself */
@@ -1156,7 +1141,7 @@ static void tokenizers_pass_through_gguf(void) {
         root = json ? json_check(json, (int64_t)strlen(json), &wrong) : NULL;
         CHECK(root != NULL);
         if (!root) return;
-        back = tokenizer_of("some.gguf", root, strlen(json));
+        tokenizer *back = tokenizer_of("some.gguf", root, strlen(json));
         CHECK_INT(back->count, t->count);
         CHECK_INT(back->ignore_merges, t->ignore_merges);
         for (size_t i = 0; i < sizeof tokenizer_cases / sizeof tokenizer_cases[0]; i++) {
@@ -1191,14 +1176,13 @@ static void added_tokens_behind_the_vocab_are_put(void) {
         tokenizer       *t = tokenizer_of("added.json", root, strlen(files[k]));
         gguf_writer     *w = gguf_new("llama");
         gguf            *g = NULL;
-        const gguf_pair *list;
         float            scores[3] = { 9, 9, 9 };
         CHECK_INT(t->count, 4001);
         CHECK_INT(t->first_merge[t->count], 1);
         gguf_put_tokenizer(w, t, "{}", 4001, -1, -1);
         CHECK_INT(gguf_write(w, in_folder_of_test("some.gguf"), said, sizeof said), MIXP_OK);
         CHECK_INT(read_some(&g), MIXP_OK);
-        list = g ? gguf_pair_of(g, k ? "tokenizer.ggml.scores" : "tokenizer.ggml.merges") : NULL;
+        const gguf_pair *list = g ? gguf_pair_of(g, k ? "tokenizer.ggml.scores" : "tokenizer.ggml.merges") : NULL;
         CHECK(list && list->count == (k ? 4001 : 1));
         if (k && list) memcpy(scores, list->value, sizeof scores);
         CHECK(!k || (scores[0] == 0 && scores[1] == 0 && scores[2] == -1));

@@ -31,10 +31,9 @@ static void put(const char *what, size_t n) {
 static void write_log(void) {
     static const double counts[5] = { 0, 1, 3, 0, 0 };
     char         header[REPORT_MESSAGE];
-    report_file *log;
     report_point p = report_nothing(10);
     report_header(header, sizeof header, "a \"model\" <1>", "cpu");
-    log = report_open(LOG, header, 0);
+    report_file *log = report_open(LOG, header, 0);
     CHECK(log != NULL);
     p.loss = 4;
     p.scale = 65536;
@@ -62,7 +61,6 @@ static void write_log(void) {
 
 static void test_read_back(void) {
     report_data  d;
-    report_total t;
     int          n;
     write_log();
     CHECK_INT(report_read(&d, LOG, error), REPORT_OK);
@@ -77,7 +75,7 @@ static void test_read_back(void) {
     CHECK_NEAR(report_newest(&d, REPORT_EXPONENTS)->share[1], 0.75, 1e-9);
     CHECK_NEAR(report_parts_total(&d, REPORT_COST, &n), 4, 0);
     CHECK_INT(n, 2);
-    t = report_sum(&d);
+    report_total t = report_sum(&d);
     CHECK_NEAR(t.first, 4, 0);
     CHECK_NEAR(t.loss, 2, 0);
     CHECK_NEAR(t.best_step, 40, 0);
@@ -93,8 +91,7 @@ static void test_layers(void) {
         { "transformer.h.3.mlp.w", "h.3" }, { "transformer.wte.weight", "wte" }, { "w", "w" },
         { "layers.12", "layers.12" }, { "norm.w", "norm" }, { "", "" }, { "3.w", "3" } };
     char layer[REPORT_NAME];
-    size_t i;
-    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         report_layer_of(names[i][0], layer);
         if (strcmp(layer, names[i][1]) != 0) TEST_SHOW("%s gives %s", names[i][0], layer);
         CHECK(strcmp(layer, names[i][1]) == 0);
@@ -119,7 +116,6 @@ static int times(const char *in, const char *part) {
 
 /* Axes have titles, a value that was none has a mark, and the figures can be read as text. */
 static void test_figures(void) {
-    const char *gap;
     write_log();
     CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
     slurp(PAGE);
@@ -127,7 +123,7 @@ static void test_figures(void) {
     CHECK_TEXT(text, ">loss</text>");
     CHECK_TEXT(text, ">factor, powers of 2</text>");
     CHECK_TEXT(text, "Inf or NaN (1)");
-    gap = strstr(text, "<path class=\"gap\" d=\"M218.0 23.5l");     /* step 20 of 40, between 46 and 390 */
+    const char *gap = strstr(text, "<path class=\"gap\" d=\"M218.0 23.5l");     /* step 20 of 40, between 46 and 390 */
     CHECK(gap != NULL);
     CHECK_INT(times(text, "<th scope=\"row\">"), 3);
     CHECK_TEXT(text, "<tr><th scope=\"row\">20</th><td>Inf or NaN</td><td></td>");
@@ -179,16 +175,13 @@ static void test_huge_summary(void) {
 /* At whatever byte a log ends, what is whole is shown, or it is said that nothing is. */
 static void test_cut(void) {
     static char whole[1 << 16];
-    size_t n, size;
     write_log();
-    size = strlen(slurp(LOG));
+    size_t size = strlen(slurp(LOG));
     memcpy(whole, text, size);
-    for (n = 0; n <= size; n++) {
+    for (size_t n = 0; n <= size; n++) {
         int           lines = 0, ends = n > 0 && whole[n - 1] == '\n';
-        size_t        i;
-        report_result want;
-        for (i = 0; i < n; i++) lines += whole[i] == '\n';
-        want = lines == 0 ? REPORT_ERR_VERSION : ends ? REPORT_OK : REPORT_ERR_CUT;
+        for (size_t i = 0; i < n; i++) lines += whole[i] == '\n';
+        report_result want = lines == 0 ? REPORT_ERR_VERSION : ends ? REPORT_OK : REPORT_ERR_CUT;
         put(whole, n);
         CHECK_INT(report_render(LOG, PAGE, error), want);
         if (want == REPORT_ERR_CUT) CHECK_TEXT(error, "Continue the run");
@@ -215,8 +208,7 @@ static void test_damaged(void) {
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"skip\":\"\\u 01b\"}\n",
           REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n\n", REPORT_ERR_FORMAT, "remove that line" } };
-    size_t i;
-    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         put(cases[i].text, strlen(cases[i].text));
         remove(PAGE);
         CHECK_INT(report_render(LOG, PAGE, error), cases[i].want);
@@ -231,7 +223,6 @@ static void test_damaged(void) {
 
 static void test_summary(void) {
     FILE *f = fopen(PAGE, "wb");
-    char *line;
     write_log();
     CHECK_INT(report_summary(LOG, f, error), REPORT_OK);
     fclose(f);
@@ -242,7 +233,7 @@ static void test_summary(void) {
     CHECK_TEXT(text, "time     GEMM 75%, the rest 25%");
     CHECK_TEXT(text, "         gradients clipped in ");
     CHECK_TEXT(text, "         step 20: Inf & \"NaN\"\n");
-    for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) CHECK(strlen(line) < 80);
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) CHECK(strlen(line) < 80);
 }
 
 /* A long reason is shown whole, in lines that fit. */
@@ -251,7 +242,6 @@ static void test_long_reason(void) {
     char   log[600], why[280];
     size_t i;
     FILE  *f = fopen(PAGE, "wb");
-    char  *line;
     for (i = 0; i + 1 < sizeof why; i++) why[i] = i % 9 == 8 ? ' ' : (char)('a' + i / 9 % 26);
     why[i] = '\0';
     snprintf(log, sizeof log, "%s%s\"}\n", head, why);
@@ -265,7 +255,7 @@ static void test_long_reason(void) {
         word[8] = '\0';
         CHECK_TEXT(text, word);
     }
-    for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) CHECK(strlen(line) < 80);
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) CHECK(strlen(line) < 80);
     CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
     CHECK_TEXT(slurp(PAGE), "Step 7 was skipped, the only one: aaaaaaaa bbbbbbbb");
 }
@@ -278,14 +268,13 @@ static void test_spoofed_summary(void) {
         "{\"step\":2,\"skip\":\"b\\u000aloss     8\"}\n{\"step\":2,\"param\":\"c\\u000aloss     7\",\"flushed\":1}\n"
         "{\"step\":2,\"cost\":\"d\\u000aloss     6\",\"ms\":1}\n{\"step\":2,\"loss\":2}\n";
     FILE *f = fopen(PAGE, "wb");
-    char *line;
     int   losses = 0;
     put(log, sizeof log - 1);
     CHECK_INT(report_summary(LOG, f, error), REPORT_OK);
     fclose(f);
     CHECK(!strchr(slurp(PAGE), 127));
     CHECK_TEXT(text, "sites    a loss     9??: f32 from step 2");
-    for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
         losses += strncmp(line, "loss", 4) == 0;
     CHECK_INT(losses, 1);
 }
@@ -309,8 +298,7 @@ static void check_fall(const report_data *d, int i) {
 static void write_events(int n, int sites) {
     report_file *log = report_open(LOG, "{\"metrics\":\"mixprec\",\"version\":1}\n", 0);
     unsigned     state = 1;
-    int          i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         char site[32];
         state = state * 1103515245u + 12345u;
         snprintf(site, sizeof site, "site %u", (state >> 16) % (unsigned)sites);
@@ -321,20 +309,18 @@ static void write_events(int n, int sites) {
 
 static void test_falls(void) {
     report_data d;
-    int         i;
     write_events(500, 7);
     CHECK_INT(report_read(&d, LOG, error), REPORT_OK);
     CHECK_INT(d.n_notes, 500);
-    for (i = 0; i < d.n_notes; i++) check_fall(&d, i);
+    for (int i = 0; i < d.n_notes; i++) check_fall(&d, i);
     report_free(&d);
 }
 
 /* A log of 100,000 events is drawn in time that grows with their number, not with its square, which took
  * minutes: processor time, for the machine may be busy. */
 static void test_many_events(void) {
-    clock_t began;
     write_events(100000, 50000);
-    began = clock();
+    clock_t began = clock();
     CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
     CHECK((double)(clock() - began) / CLOCKS_PER_SEC < 20);
     CHECK_TEXT(slurp(PAGE), "</html>");
@@ -380,11 +366,10 @@ static char *copy_of(const char *path) {
 /* All that report.h writes, in the program's locale. Numbers of all sizes. */
 static written write_all(void) {
     written w;
-    report_file *log;
     report_point p = report_nothing(50);
     FILE *out;
     write_log();
-    log = report_open(LOG, NULL, 1);
+    report_file *log = report_open(LOG, NULL, 1);
     p.loss = 1.25;
     p.val = 1e-12;
     p.norm = 123456.789;
@@ -441,8 +426,7 @@ static void test_decimal_comma(void) {
 static void test_formats(void) {
     char got[200], want[200];
     static const double values[6] = { 0, 1.5, -2.25e-7, 123456789, 1e300, 0.1 };
-    int i;
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         report_format(got, sizeof got, "%.9g|%.1f|%.0f|%.1e|%8.3g|%-9.2g|%%", values[i], values[i], values[i], values[i],
                       values[i], values[i]);
         snprintf(want, sizeof want, "%.9g|%.1f|%.0f|%.1e|%8.3g|%-9.2g|%%", values[i], values[i], values[i], values[i],
@@ -469,8 +453,6 @@ static void put_victim(void) {
 }
 
 static void test_links(void) {
-    report_file *log;
-    int append;
     write_log();
     put_victim();
     remove(PAGE);
@@ -485,8 +467,8 @@ static void test_links(void) {
     CHECK(strcmp(slurp(VICTIM), "precious") == 0);
     remove(LOG);
     CHECK(symlink(VICTIM, LOG) == 0);
-    for (append = 0; append < 2; append++) {
-        log = report_open(LOG, "header\n", append);
+    for (int append = 0; append < 2; append++) {
+        report_file *log = report_open(LOG, "header\n", append);
         CHECK(log == NULL);
         CHECK(strcmp(slurp(VICTIM), "precious") == 0);
         report_close(log);
@@ -497,8 +479,6 @@ static void test_links(void) {
 }
 
 static void test_pipes(void) {
-    report_file *log;
-    int append;
     write_log();
     alarm(60);                      /* a call that waits for the other end of the pipe */
     remove(PAGE ".tmp");
@@ -506,8 +486,8 @@ static void test_pipes(void) {
     CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
     remove(LOG);
     CHECK(mkfifo(LOG, 0666) == 0);
-    for (append = 0; append < 2; append++) {
-        log = report_open(LOG, "header\n", append);
+    for (int append = 0; append < 2; append++) {
+        report_file *log = report_open(LOG, "header\n", append);
         CHECK(log == NULL);
         report_close(log);
     }

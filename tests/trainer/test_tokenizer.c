@@ -36,14 +36,13 @@ static void any_text_comes_back(void) {
     uint32_t   state = 1;
     for (int k = 0; k < 400; k++) {
         char     text[128], back[1024];
-        int32_t *ids;
         int64_t  n;
         int      length = 1 + k % 100, at = 0;
         for (int i = 0; i < length; i++) {
             state = state * 1664525u + 1013904223u;
             text[i] = (char)(k % 2 ? (state >> 16) % 256 : 32 + (state >> 16) % 95);
         }
-        ids = encode_text(t, text, length, &n);
+        int32_t *ids = encode_text(t, text, length, &n);
         CHECK(n >= 1 && n <= length);
         for (int64_t i = 0; i < n; i++) {
             memcpy(back + at, t->tokens[ids[i]].bytes, (size_t)t->tokens[ids[i]].length);
@@ -79,9 +78,8 @@ static void older_files_are_read(void) {
         " \"\\u0120 ab\"]}, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}}";
     static const int want[] = {3, 12, 5, 0};
     FILE      *f = fopen("test_tokenizer.tmp", "w");
-    tokenizer *t;
     CHECK(f && fputs(json, f) >= 0 && fclose(f) == 0);
-    t = read_tokenizer("test_tokenizer.tmp", NULL);
+    tokenizer *t = read_tokenizer("test_tokenizer.tmp", NULL);
     CHECK_INT(t->count, 13);
     CHECK(check_ids(t, "ab ab\"a", want, 4));
     CHECK(!t->tokens[2].bytes);
@@ -99,10 +97,9 @@ static int read_apart(const char *json, char *said, size_t space) {
     FILE  *f = fopen("test_tokenizer.tmp", "w");
     int    status = -1;
     size_t n = 0;
-    pid_t  child;
     CHECK(f && fputs(json, f) >= 0 && fclose(f) == 0);
     fflush(stdout);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         int64_t count;
         if (!freopen("test_tokenizer.said", "w", stderr)) _exit(99);
@@ -169,7 +166,6 @@ static double seconds_of(int n) {
     char      *word = (char *)malloc((size_t)n);
     clock_t    begin = clock();
     int64_t    count = 0;
-    tokenizer *t;
     CHECK(f && word);
     fprintf(f, "{\"added_tokens\":[");
     for (int i = 0; i < n; i++) fprintf(f, "%s{\"id\":%d,\"content\":\"<%d>\"}", i ? "," : "", n + 9 + i, i);
@@ -180,7 +176,7 @@ static double seconds_of(int n) {
     fprintf(f, "]}}");
     fclose(f);
     begin = clock();
-    t = read_tokenizer("test_tokenizer.tmp", NULL);
+    tokenizer *t = read_tokenizer("test_tokenizer.tmp", NULL);
     memset(word, 'a', (size_t)n);
     free(encode_text(t, word, n, &count));
     CHECK_INT(count, n / 2 + n % 2);

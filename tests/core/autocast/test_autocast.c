@@ -98,11 +98,10 @@ static void test_outside_of_regions_nothing_changes(void) {
 }
 
 static void test_promotion_takes_the_widest(void) {
-    mixp_tensor *h, *g, *f;
     mixp_step_begin(ctx);
-    h = input(MIXP_F16, 2, mat);
-    g = input(MIXP_BF16, 2, mat);
-    f = input(MIXP_F32, 2, mat);
+    mixp_tensor *h = input(MIXP_F16, 2, mat);
+    mixp_tensor *g = input(MIXP_BF16, 2, mat);
+    mixp_tensor *f = input(MIXP_F32, 2, mat);
     MIXP_AUTOCAST(ctx, MIXP_F16) {
         CHECK_INT(mixp_add(ctx, h, f)->dtype, MIXP_F32);
         CHECK_INT(mixp_add(ctx, h, g)->dtype, MIXP_F32);
@@ -237,11 +236,10 @@ static void test_a_block_closes_what_was_opened_in_it(void) {
 
 /* Regions by number, for those who cannot use blocks: steps may begin in them. */
 static void test_open_and_close(void) {
-    int none, one, two;
     mixp_step_begin(ctx);
-    none = mixp_no_grad_open(ctx);
-    one = mixp_autocast_open(ctx, MIXP_F16);
-    two = mixp_autocast_open(ctx, MIXP_BF16);
+    int none = mixp_no_grad_open(ctx);
+    int one = mixp_autocast_open(ctx, MIXP_F16);
+    int two = mixp_autocast_open(ctx, MIXP_BF16);
     CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_BF16);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     mixp_autocast_close(ctx, two);
@@ -281,7 +279,6 @@ static void bad_region(const mixp_autocast *region) {
 
 static void test_bad_regions(void) {
     mixp_autocast r = { MIXP_F32, 0, NULL };
-    int i;
     r.dtype = MIXP_I32;
     r.level = 1;
     bad_region(&r);
@@ -294,9 +291,9 @@ static void test_bad_regions(void) {
     CHECK_INT(mixp_autocast_set_level(ctx, -1), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
-    for (i = 0; i < 100; i++) mixpi_autocast_enter(ctx, MIXP_F16);   /* too deep: an error, no crash */
+    for (int i = 0; i < 100; i++) mixpi_autocast_enter(ctx, MIXP_F16);   /* too deep: an error, no crash */
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
-    for (i = 0; i < 100; i++) mixpi_autocast_leave(ctx);
+    for (int i = 0; i < 100; i++) mixpi_autocast_leave(ctx);
     CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
     mixp_context_clear_error(ctx);
 }
@@ -340,9 +337,8 @@ static mixp_dtype want_of_class(const op_row *row, mixp_op_class cls, mixp_dtype
 /* Are all numbers of t finite? */
 static int finite_numbers(const mixp_tensor *t) {
     static double v[256];
-    int64_t i;
     if (!t || t->count > 256 || mixp_read(t, v, MIXP_F64, t->count) != MIXP_OK) return 0;
-    for (i = 0; i < t->count; i++)
+    for (int64_t i = 0; i < t->count; i++)
         if (!(v[i] - v[i] == 0.0)) return 0;
     return 1;
 }
@@ -352,16 +348,14 @@ static int finite_numbers(const mixp_tensor *t) {
 static int runs_with_class(const op_row *row, mixp_op_class cls, mixp_dtype in) {
     const mixp_op *op = mixp_op_builtin(row->id);
     mixp_tensor *x = input(in, 2, mat), *y = NULL;
-    mixp_result r;
-    int good;
     mixp_step_begin(ctx);
     CHECK_INT(mixp_autocast_override(ctx, op, cls), MIXP_OK);
     MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(row->id, in); }
     CHECK_INT(mixp_autocast_override(ctx, op, op->cls), MIXP_OK);
-    r = mixp_context_error(ctx, NULL);
+    mixp_result r = mixp_context_error(ctx, NULL);
     mixp_context_clear_error(ctx);
     if (cls == MIXP_CLASS_BANNED && row->id != MIXP_OP_CAST) return !y && r == MIXP_ERR_BANNED;
-    good = y && r == MIXP_OK && y->dtype == want_of_class(row, cls, in);
+    int good = y && r == MIXP_OK && y->dtype == want_of_class(row, cls, in);
     if (!good || (y->dtype != MIXP_F32 && y->dtype != MIXP_F16 && y->dtype != MIXP_BF16)) return good;
     if (!op->backward || row->id == MIXP_OP_DETACH) return finite_numbers(y);
     r = mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0));
@@ -374,14 +368,13 @@ static void test_each_class_for_each_operator(void) {
     static const mixp_dtype inputs[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     mixp_context *kept = ctx;
     unsigned i, d;
-    int cls;
     inputs_are_trained = 1;
     for (i = 0; i < MIXP_OP_COUNT; i++) {      /* a context takes 64 overrides */
         memset(trained, 0, sizeof trained);
         ctx = mixp_context_new(NULL);
         w = mixp_param(ctx, "w", MIXP_F32, 2, mat);
         b = mixp_param(ctx, "b", MIXP_F32, 1, vec);
-        for (cls = 0; cls < MIXP_CLASS_COUNT; cls++)
+        for (int cls = 0; cls < MIXP_CLASS_COUNT; cls++)
             for (d = 0; d < 3; d++)
                 if (!runs_with_class(op_row_of((mixp_op_id)i), (mixp_op_class)cls, inputs[d])) {
                     test_bad++;
@@ -409,7 +402,6 @@ static void test_cast_by_hand_is_the_same(void) {
 }
 
 static void test_cache_casts_once_and_is_never_stale(void) {
-    mixp_cast_count before, after;
     float value[64];
     mixp_tensor *x, *y = NULL;
     int i;
@@ -418,13 +410,13 @@ static void test_cache_casts_once_and_is_never_stale(void) {
     mixp_autocast_reset_counts(ctx);
     x = input(MIXP_F16, 2, mat);
     MIXP_AUTOCAST(ctx, MIXP_F16) { for (i = 0; i < 3; i++) y = mixp_linear(ctx, x, w, NULL); }
-    after = mixp_autocast_casts(ctx);
+    mixp_cast_count after = mixp_autocast_casts(ctx);
     CHECK_INT(after.weight_casts, 1);
     CHECK_INT(after.weight_hits, 2);
     CHECK_INT(after.activation_casts, 0);
     mixp_read(y, value, MIXP_F32, 64);
     CHECK_NEAR(value[0], 4.0, 0);           /* 8 * 0.5 * 1 */
-    before = after;
+    mixp_cast_count before = after;
     mixp_fill(w, 2.0);                      /* in place: the copy must not be used again */
     MIXP_AUTOCAST(ctx, MIXP_F16) { y = mixp_linear(ctx, x, w, NULL); }
     mixp_read(y, value, MIXP_F32, 64);

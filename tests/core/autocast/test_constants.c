@@ -19,10 +19,9 @@ static int refuses_to_draw(mixp_tensor *x, int normal, double a, double b) {
     const int finite = fabs(a) < HUGE_VAL && fabs(b) < HUGE_VAL;
     const mixp_tensor *y = normal ? mixp_normal(ctx, x->dtype, 1, three, (float)a, (float)b)
                                   : mixp_uniform(ctx, x->dtype, 1, three, (float)a, (float)b);
-    mixp_result r;
     CHECK_INT(mixp_context_error(ctx, NULL), y ? MIXP_OK : MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
-    r = normal ? mixp_init_normal(x, a, b) : mixp_init_uniform(x, a, b);
+    mixp_result r = normal ? mixp_init_normal(x, a, b) : mixp_init_uniform(x, a, b);
     CHECK((y == NULL) == (r != MIXP_OK) || (normal && !finite && y == NULL));
     return r == MIXP_ERR_ARGUMENT;
 }
@@ -32,10 +31,8 @@ static int refuses(const constant_case *c) {
     static const uint8_t first[3] = { 1, 0, 0 };
     const float v = (float)c->value, inf = HUGE_VALF;
     const mixp_tensor *y = NULL;
-    mixp_tensor *x;
-    mixp_result r;
     mixp_step_begin(ctx);
-    x = numbers(c->dtype);
+    mixp_tensor *x = numbers(c->dtype);
 #define IS(text) if (strcmp(c->op, text) == 0)
     IS("masked_fill") y = mixp_masked_fill(ctx, x, mixp_input(ctx, MIXP_U8, 1, three, first), v);
     IS("pad")         y = mixp_pad(ctx, x, 0, 1, 1, v);
@@ -52,16 +49,15 @@ static int refuses(const constant_case *c) {
     IS("scale")       y = mixp_scale(ctx, x, v);
     IS("leaky_relu")  y = mixp_leaky_relu(ctx, x, v);
 #undef IS
-    r = mixp_context_error(ctx, NULL);
+    mixp_result r = mixp_context_error(ctx, NULL);
     CHECK((y == NULL) == (r != MIXP_OK) || v != v);
     return r == MIXP_ERR_ARGUMENT;
 }
 
 /* Beyond PyTorch, a NaN as a bound of clamp is refused: no such call is made here. */
 static void test_constants_are_refused_where_pytorch_refuses_them(void) {
-    size_t i;
     ctx = mixp_context_new(NULL);
-    for (i = 0; i < sizeof constant_cases / sizeof constant_cases[0]; i++) {
+    for (size_t i = 0; i < sizeof constant_cases / sizeof constant_cases[0]; i++) {
         const constant_case *c = &constant_cases[i];
         const int got = refuses(c);
         if (got != c->refused) {
@@ -103,11 +99,10 @@ static void test_normal_numbers_become_inf(void) {
 /* The message names the largest number of the dtype. */
 static void test_messages(void) {
     static const uint8_t first[3] = { 1, 0, 0 };
-    mixp_tensor *x, *mask;
     ctx = mixp_context_new(NULL);
     mixp_step_begin(ctx);
-    x = numbers(MIXP_F16);
-    mask = mixp_input(ctx, MIXP_U8, 1, three, first);
+    mixp_tensor *x = numbers(MIXP_F16);
+    mixp_tensor *mask = mixp_input(ctx, MIXP_U8, 1, three, first);
     refused(mixp_masked_fill(ctx, x, mask, -1e9f),
             "masked_fill: value is -1e+09, beyond the range of f16, whose largest number is 65504; use a number in "
             "that range, or -INFINITY");
@@ -133,11 +128,10 @@ static void test_messages(void) {
 static void test_under_autocast(void) {
     static const uint8_t first[3] = { 1, 0, 0 };
     mixp_autocast region = { MIXP_F16, 2, NULL };
-    mixp_tensor *x, *mask;
     ctx = mixp_context_new(NULL);
     mixp_step_begin(ctx);
-    x = numbers(MIXP_F32);
-    mask = mixp_input(ctx, MIXP_U8, 1, three, first);
+    mixp_tensor *x = numbers(MIXP_F32);
+    mixp_tensor *mask = mixp_input(ctx, MIXP_U8, 1, three, first);
     MIXP_AUTOCAST(ctx, MIXP_F16) { CHECK(mixp_masked_fill(ctx, x, mask, -1e9f) != NULL); }   /* stays f32 */
     CHECK_INT(mixp_autocast_open_with(ctx, &region), 0);
     refused(mixp_masked_fill(ctx, x, mask, -1e9f), "beyond the range of f16");
@@ -164,7 +158,6 @@ static masks masks_open(void) {
     mixp_guard_desc guard;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     masks m;
-    int i;
     memset(&m, 0, sizeof m);
     memset(&guard, 0, sizeof guard);
     guard.every = 1;
@@ -175,7 +168,7 @@ static masks masks_open(void) {
     sgd.lr = 1e-3;
     m.opt = mixp_optimizer_new(ctx, &sgd);
     mixp_optimizer_add(m.opt, m.w, NULL);
-    for (i = 0; i < ROWS * COLS; i++) m.x[i] = (float)(i % 7) / 4.0f;
+    for (int i = 0; i < ROWS * COLS; i++) m.x[i] = (float)(i % 7) / 4.0f;
     CHECK_INT(mixp_guard_start(ctx, &guard), MIXP_OK);
     return m;
 }
@@ -212,19 +205,17 @@ static int events(mixp_event_kind kind) {
 
 /* The verdict names softmax, where the NaN begins, and no site falls back: f32 would not help. */
 static void test_a_masked_row_is_no_overflow(void) {
-    int how, i;
-    for (how = MASKED; how <= THEN_RESHAPED; how++) {
+    for (int how = MASKED; how <= THEN_RESHAPED; how++) {
         masks m = masks_open();
         const char *why = "";
-        mixp_verdict v;
-        for (i = 0; i < ROWS * COLS; i++) m.hidden[i] = i % COLS > i / COLS;
-        for (i = 0; i < 3; i++) CHECK_INT(masks_step(&m, (written)how).outcome, MIXP_STEP_APPLIED);
+        for (int i = 0; i < ROWS * COLS; i++) m.hidden[i] = i % COLS > i / COLS;
+        for (int i = 0; i < 3; i++) CHECK_INT(masks_step(&m, (written)how).outcome, MIXP_STEP_APPLIED);
         memset(m.hidden, 1, COLS);
-        v = masks_step(&m, (written)how);
+        mixp_verdict v = masks_step(&m, (written)how);
         CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
         CHECK_INT(v.origin, MIXP_ORIGIN_MASK);
         CHECK_TEXT(v.site, "softmax");
-        for (i = 0; i < 60 && !mixp_context_error(ctx, NULL); i++) masks_step(&m, (written)how);
+        for (int i = 0; i < 60 && !mixp_context_error(ctx, NULL); i++) masks_step(&m, (written)how);
         CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_DIVERGED);
         CHECK_TEXT(why, "softmax': an operator read an Inf that the program wrote");
         CHECK_INT(events(MIXP_EVENT_OVERFLOW), 0);
@@ -234,17 +225,15 @@ static void test_a_masked_row_is_no_overflow(void) {
 
 /* Scores that overflow are still an overflow, though a mask of -Inf lies between them and the loss. */
 static void test_an_overflow_before_a_mask(void) {
-    int how, i;
-    for (how = MASKED; how <= THEN_RESHAPED; how++) {
+    for (int how = MASKED; how <= THEN_RESHAPED; how++) {
         masks m = masks_open();
-        mixp_verdict v;
-        for (i = 0; i < ROWS * COLS; i++) m.hidden[i] = i % COLS > i / COLS;
-        for (i = 0; i < 3; i++) CHECK_INT(masks_step(&m, (written)how).outcome, MIXP_STEP_APPLIED);
-        for (i = 0; i < ROWS * COLS; i++) m.x[i] *= 60000.0f;
-        v = masks_step(&m, (written)how);
+        for (int i = 0; i < ROWS * COLS; i++) m.hidden[i] = i % COLS > i / COLS;
+        for (int i = 0; i < 3; i++) CHECK_INT(masks_step(&m, (written)how).outcome, MIXP_STEP_APPLIED);
+        for (int i = 0; i < ROWS * COLS; i++) m.x[i] *= 60000.0f;
+        mixp_verdict v = masks_step(&m, (written)how);
         CHECK_INT(v.origin, MIXP_ORIGIN_FORWARD);
         CHECK_TEXT(v.site, "linear");
-        for (i = 0; i < 20 && v.outcome != MIXP_STEP_APPLIED; i++) v = masks_step(&m, (written)how);
+        for (int i = 0; i < 20 && v.outcome != MIXP_STEP_APPLIED; i++) v = masks_step(&m, (written)how);
         CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
         CHECK(events(MIXP_EVENT_OVERFLOW) > 0);
         mixp_context_free(ctx);
@@ -256,9 +245,8 @@ static void test_a_finite_mask_is_not_high(void) {
     static const int64_t shape[2] = { ROWS, COLS };
     masks m = masks_open();
     mixp_tensor *loss = NULL, *s;
-    int i;
-    for (i = 0; i < ROWS * COLS; i++) m.hidden[i] = i % COLS > i / COLS;
-    for (i = 0; i < 8; i++) {
+    for (int i = 0; i < ROWS * COLS; i++) m.hidden[i] = i % COLS > i / COLS;
+    for (int i = 0; i < 8; i++) {
         mixp_step_begin(ctx);
         mixp_zero_grad(m.opt);
         MIXP_AUTOCAST(ctx, MIXP_F16) {

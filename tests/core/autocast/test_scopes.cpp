@@ -129,11 +129,10 @@ static mixp_result thrower_forward(mixp_call *c) {
 /* The gradient of w of mean(2 w . 2 w): 8 w / 4. */
 static void a_good_step(void) {
     float grad[4] = { 0 };
-    mixp_tensor *y;
     w->grad = NULL;
     place = WELL;
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
-    y = mixp_apply(ctx, &thrower, 1, &w, 1, NULL);
+    mixp_tensor *y = mixp_apply(ctx, &thrower, 1, &w, 1, NULL);
     CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0)), MIXP_OK);
     CHECK(w->grad != NULL);
     if (w->grad) mixp_read(w->grad, grad, MIXP_F32, 4);
@@ -155,13 +154,12 @@ static mixp_context *open_throwing(void) {
 
 /* One step in which the operator does what `place` says. */
 static void a_bad_step(int at) {
-    mixp_tensor *y, *loss;
     mixp_step_begin(ctx);
     w->grad = NULL;
     place = at;
     mixp_autocast_scope scope(ctx, MIXP_BF16);
-    y = mixp_apply(ctx, &thrower, 1, &w, 1, NULL);
-    loss = mixp_mean(ctx, mixp_add(ctx, mixp_mul(ctx, y, y), mixp_mul(ctx, w, w)), MIXP_ALL, 0);
+    mixp_tensor *y = mixp_apply(ctx, &thrower, 1, &w, 1, NULL);
+    mixp_tensor *loss = mixp_mean(ctx, mixp_add(ctx, mixp_mul(ctx, y, y), mixp_mul(ctx, w, w)), MIXP_ALL, 0);
     mixp_backward(ctx, loss);
 }
 
@@ -228,9 +226,8 @@ static void test_on_error_throws(void) {
  * once. */
 static mixp_result begin_at_depth(int depth) {
     volatile char room[4096];
-    mixp_result r;
     room[0] = room[4095] = (char)depth;
-    r = depth ? begin_at_depth(depth - 1) : mixp_step_begin(ctx);
+    mixp_result r = depth ? begin_at_depth(depth - 1) : mixp_step_begin(ctx);
     return room[0] == room[4095] ? r : MIXP_ERR_IO;
 }
 

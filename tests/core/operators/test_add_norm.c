@@ -185,7 +185,6 @@ static void a_disposable_term_is_given_back(void) {
 static void a_term_that_was_given_back_is_gone(void) {
     run_of r = run_new(TWICE, 0, 1);
     const char *why = "";
-    mixp_tensor *f;
     mixp_look look;
     float x[COUNT];
     r.disposed = 1;
@@ -194,7 +193,7 @@ static void a_term_that_was_given_back_is_gone(void) {
     CHECK_INT(mixp_context_error(r.ctx, &why), MIXP_ERR_ORDER);
     CHECK_TEXT(why, "tanh: input 0 no longer exists: it was disposable");
     mixp_context_clear_error(r.ctx);
-    f = mixp_linear(r.ctx, r.p[0], r.p[1], NULL);
+    mixp_tensor *f = mixp_linear(r.ctx, r.p[0], r.p[1], NULL);
     CHECK_INT(mixp_read(f, x, MIXP_F32, COUNT), MIXP_OK);
     mixp_tensor_set_disposable(f, 1);
     CHECK(mixp_add_layer_norm(r.ctx, r.p[0], f, r.p[3], NULL, 1e-5f, NULL) != NULL);
@@ -214,14 +213,13 @@ static void a_term_that_was_given_back_is_gone(void) {
 static void branch_of(int branch, float *out) {
     run_of r = run_new(0, 0, 1);
     mixp_context *c = r.ctx;
-    mixp_tensor *f, *g, *x;
     mixp_step_begin(c);
-    f = mixp_linear(c, r.p[0], r.p[1], NULL);
-    g = mixp_gelu(c, f);
+    mixp_tensor *f = mixp_linear(c, r.p[0], r.p[1], NULL);
+    mixp_tensor *g = mixp_gelu(c, f);
     CHECK_INT(mixp_tensor_set_disposable(f, 1), MIXP_OK);
     if (branch)
         MIXP_NO_GRAD(c) { CHECK(mixp_add_layer_norm(c, r.p[0], f, r.p[3], NULL, 1e-5f, NULL) != NULL); }
-    x = mixp_scale(c, r.p[0], 3);       /* of the term's size */
+    mixp_tensor *x = mixp_scale(c, r.p[0], 3);       /* of the term's size */
     CHECK_INT(mixp_backward(c, mixp_mean(c, mixp_mul(c, g, x), MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(r.p[1]->grad, out, MIXP_F32, WIDTH * WIDTH), MIXP_OK);
     CHECK_INT(seen.calls, branch);

@@ -77,11 +77,10 @@ static void rows_of_large_products(mixp_context *ctx, mixp_dtype dtype) {
     static char   all[MANY * WIDE * 4], some[MANY * WIDE * 4];
     const int64_t shape[2] = { WIDE, DEEP };
     mixp_tensor  *w = mixp_param(ctx, NULL, MIXP_F32, 2, shape), *y;
-    size_t        row;
     ab_fill(x, MANY * DEEP);
     mixp_init_normal(w, 0.0, 1.0);
     y = product_of(ctx, dtype, w, x, MANY);
-    row = WIDE * mixp_dtype_size(dtype);
+    size_t row = WIDE * mixp_dtype_size(dtype);
     CHECK_INT(mixp_read(y, all, dtype, MANY * WIDE), MIXP_OK);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const int first = (int)(i * 7);
@@ -258,8 +257,6 @@ static void a_site_that_fell_back(void) {
     static float log_p[AB_ROWS * AB_VOCAB];
     mixp_guard_desc g;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
-    mixp_optimizer *still;
-    mixp_scaler    *scaler;
     ab_net          n;
     memset(&g, 0, sizeof g);
     g.every = 1;
@@ -267,9 +264,9 @@ static void a_site_that_fell_back(void) {
     ab_data();
     ab_open(&n, NULL, &ab_modes[1], 2);
     mixp_fill(n.wide, 40.0);
-    still = mixp_optimizer_new(n.ctx, &sgd);
+    mixp_optimizer *still = mixp_optimizer_new(n.ctx, &sgd);
     mixp_optimizer_add_all(still, "*");
-    scaler = mixp_scaler_new(n.ctx, NULL);
+    mixp_scaler *scaler = mixp_scaler_new(n.ctx, NULL);
     CHECK_INT(mixp_guard_start(n.ctx, &g), MIXP_OK);
     for (int i = 0; i < 8; i++) {
         mixp_zero_grad(still);

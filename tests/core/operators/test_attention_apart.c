@@ -23,8 +23,7 @@
  * subnormals. Tiles add in another order and keep 16 bits of a weight. */
 static void try_problem(attention_problem *s) {
     uint64_t simd = 0, plain = 0;
-    int      isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
         const int tiles = isa == MIXP_ISA_AMX || isa == MIXP_ISA_AMX_F16;
         uint64_t own = 0, *bits = tiles || isa == MIXP_ISA_AVX512_BF16 ? &own : &simd;
@@ -43,8 +42,7 @@ static void try_everywhere(const int64_t sizes[6], int what) {
 
 /* Every mix of what there is, at sizes of no pattern. */
 static void any_mix(void) {
-    int what;
-    for (what = 0; what < 64; what++) {
+    for (int what = 0; what < 64; what++) {
         int64_t kv = 1 + random_to(2), group = 1 + random_to(3);
         int64_t sizes[6];
         sizes[0] = 1 + random_to(3);
@@ -59,8 +57,7 @@ static void any_mix(void) {
 
 static void odd_sizes(void) {
     static const int64_t lengths[4] = { 1, 7, 65, 130 }, d[4] = { 32, 64, 80, 128 };
-    int i;
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         int64_t sizes[6];
         sizes[0] = 1;
         sizes[1] = lengths[i % 4];
@@ -76,8 +73,7 @@ static void odd_sizes(void) {
  * of these keys is not theirs. */
 static void blocks_that_some_queries_see(void) {
     static const int64_t sizes[6] = { 1, 64, 130, 2, 1, 32 };
-    int64_t past;
-    for (past = 3; past < 64; past += 12) {
+    for (int64_t past = 3; past < 64; past += 12) {
         attention_problem s = attention_problem_new(sizes, MASK | CAUSAL);
         while (!s.mask_axes[3]) {       /* one that differs from key to key */
             attention_problem_free(&s);
@@ -104,31 +100,29 @@ static void model_gradient_is_a_gradient(void) {
     attention_problem s = attention_problem_new(sizes, MASK | LENGTHS | CAP | DROPOUT | CAUSAL);
     attention_model *m = &s.m;
     double *grads[3], *values[3];
-    int64_t i, j;
-    int     which, side;
     m->lengths = s.lengths;
     m->past = 1;
     values[0] = s.values[Q];
     values[1] = s.values[K];
     values[2] = s.values[V];
     model_run(m, NULL);
-    for (which = 0; which < 3; which++) {
+    for (int which = 0; which < 3; which++) {
         grads[which] = model_zeros(s.n[Q + which]);
         memcpy(grads[which], which == 0 ? m->dq : which == 1 ? m->dk : m->dv,
                (size_t)s.n[Q + which] * sizeof(double));
     }
-    for (which = 0; which < 3; which++)
-        for (i = 0; i < s.n[Q + which]; i++) {
+    for (int which = 0; which < 3; which++)
+        for (int64_t i = 0; i < s.n[Q + which]; i++) {
             double v = values[which][i], sum = 0;
-            for (side = -1; side <= 1; side += 2) {
+            for (int side = -1; side <= 1; side += 2) {
                 values[which][i] = v + side * 1e-4;
                 model_run(m, NULL);
-                for (j = 0; j < s.n[Y]; j++) sum += side * m->y[j] * s.values[DY][j];
+                for (int64_t j = 0; j < s.n[Y]; j++) sum += side * m->y[j] * s.values[DY][j];
             }
             values[which][i] = v;
             CHECK_NEAR(sum / 2e-4, grads[which][i], 1e-6);
         }
-    for (which = 0; which < 3; which++) free(grads[which]);
+    for (int which = 0; which < 3; which++) free(grads[which]);
     attention_problem_free(&s);
 }
 
@@ -182,11 +176,9 @@ static mixp_tensor *param(mixp_context *c, const char *name, mixp_dtype dtype, i
 
 /* [b, t, 3, heads, d] cut into three, or the other way. */
 static void cut(const float *packed, float *apart[3], int64_t rows, int64_t part) {
-    int64_t i, j;
-    int     which;
-    for (i = 0; i < rows; i++)
-        for (which = 0; which < 3; which++)
-            for (j = 0; j < part; j++)
+    for (int64_t i = 0; i < rows; i++)
+        for (int which = 0; which < 3; which++)
+            for (int64_t j = 0; j < part; j++)
                 apart[which][i * part + j] = packed[(i * 3 + which) * part + j];
 }
 
@@ -208,12 +200,11 @@ static void packed_and_apart_are_one_of(mixp_context *c, mixp_dtype dtype, int w
     mixp_tensor *qkv, *p[3], *out;
     mixp_attention_desc d;
     char name[2] = "q";
-    int i;
     memset(&d, 0, sizeof d);
     d.heads = H;
     d.causal = what & 1;
     d.softcap = what & 2 ? 2.0f : 0.0f;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         pieces[i] = parts[i];
         grad_pieces[i] = grads[i];
     }
@@ -226,7 +217,7 @@ static void packed_and_apart_are_one_of(mixp_context *c, mixp_dtype dtype, int w
     CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_mul(c, out, out), MIXP_ALL, 0)), MIXP_OK);
     mixp_read(qkv->grad, all, MIXP_F32, qkv->count);
     cut(all, grad_pieces, B * T, C);
-    for (i = 0; i < 3; i++, name[0]++) {
+    for (int i = 0; i < 3; i++, name[0]++) {
         p[i] = i % 2 ? param(c, name, dtype, 4, four) : param(c, name, dtype, 3, narrow);
         mixp_write(p[i], parts[i], MIXP_F32, p[i]->count);
     }
@@ -234,7 +225,7 @@ static void packed_and_apart_are_one_of(mixp_context *c, mixp_dtype dtype, int w
     out = mixp_attention_apply(c, p[0], p[1], p[2], &d);
     same_floats(out, y);
     CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_mul(c, out, out), MIXP_ALL, 0)), MIXP_OK);
-    for (i = 0; i < 3; i++) same_floats(p[i]->grad, grads[i]);
+    for (int i = 0; i < 3; i++) same_floats(p[i]->grad, grads[i]);
 }
 
 static mixp_context *context_on(const mixp_device *dev) {
@@ -246,10 +237,9 @@ static mixp_context *context_on(const mixp_device *dev) {
 
 static void packed_and_apart_are_one(void) {
     static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
-    int isa, i, what;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-        for (i = 0; i < 3 && mixp_cpu_with((mixp_isa)isa); i++)
-            for (what = 0; what < 4; what++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (int i = 0; i < 3 && mixp_cpu_with((mixp_isa)isa); i++)
+            for (int what = 0; what < 4; what++) {
                 mixp_context *c = context_on(mixp_cpu_with((mixp_isa)isa));
                 packed_and_apart_are_one_of(c, dtypes[i], what);
                 CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
@@ -270,20 +260,17 @@ static mixp_tensor *checked_loss(mixp_context *c, void *user) {
     static float mask[10];
     checked *s = (checked *)user;
     mixp_attention_desc d = s->d;
-    mixp_tensor *y;
-    int i;
-    for (i = 0; i < 10; i++) mask[i] = i % 4 == 1 ? -INFINITY : 0.1f * (float)i;
+    for (int i = 0; i < 10; i++) mask[i] = i % 4 == 1 ? -INFINITY : 0.1f * (float)i;
     if (s->masks & 1) d.mask = mixp_input(c, MIXP_F32, 4, mask_shape, mask);
     if (s->masks & 2) d.lengths = mixp_input(c, MIXP_I32, 1, length_shape, lengths);
-    y = mixp_attention_apply(c, s->p[0], s->same ? s->p[0] : s->p[1],
+    mixp_tensor *y = mixp_attention_apply(c, s->p[0], s->same ? s->p[0] : s->p[1],
                              s->same ? s->p[0] : s->p[2], &d);
     return mixp_sum(c, mixp_mul(c, y, mixp_tanh(c, y)), MIXP_ALL, 0);
 }
 
 static void gradients_are_differences(void) {
     static const int64_t q[3] = { 2, 3, 8 }, k[3] = { 2, 5, 4 }, self[3] = { 2, 5, 8 };
-    int what;
-    for (what = 0; what < 16; what++) {
+    for (int what = 0; what < 16; what++) {
         mixp_context *c = context_on(NULL);
         checked s;
         double  worst = 1;
@@ -309,11 +296,10 @@ static void a_causal_mask_is_causal(void) {
     enum { N = 150 };
     static const int64_t shape[3] = { 1, N, 16 }, square[2] = { N, N };
     static float mask[N * N], y[2][N * 16], grads[2][3][N * 16];
-    int isa, which, i;
-    for (i = 0; i < N * N; i++) mask[i] = i % N > i / N ? -INFINITY : 0.0f;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int i = 0; i < N * N; i++) mask[i] = i % N > i / N ? -INFINITY : 0.0f;
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
-        for (which = 0; which < 2 && dev; which++) {
+        for (int which = 0; which < 2 && dev; which++) {
             mixp_context *c = context_on(dev);
             mixp_tensor  *p[3], *out;
             mixp_attention_desc d;
@@ -328,7 +314,7 @@ static void a_causal_mask_is_causal(void) {
             out = mixp_attention_apply(c, p[0], p[1], p[2], &d);
             mixp_read(out, y[which], MIXP_F32, out->count);
             mixp_backward(c, mixp_sum(c, mixp_mul(c, out, out), MIXP_ALL, 0));
-            for (i = 0; i < 3; i++) mixp_read(p[i]->grad, grads[which][i], MIXP_F32, p[i]->count);
+            for (int i = 0; i < 3; i++) mixp_read(p[i]->grad, grads[which][i], MIXP_F32, p[i]->count);
             CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
             mixp_context_free(c);
         }
@@ -342,13 +328,11 @@ static void what_sees_nothing_is_zero(void) {
     static const int64_t shape[3] = { 2, 3, 8 }, mask_shape[2] = { 3, 1 }, length_shape[1] = { 2 };
     static const int32_t lengths[2] = { 0, 2 };
     static const float   mask[3] = { 0, -INFINITY, 0 };
-    int by;
-    for (by = 0; by < 2; by++) {
+    for (int by = 0; by < 2; by++) {
         mixp_context *c = context_on(NULL);
         mixp_tensor  *p[3], *y;
         mixp_attention_desc d;
         float v[48], g[48];
-        int   i, n;
         memset(&d, 0, sizeof d);
         d.heads = 2;
         p[0] = param(c, "q", MIXP_F32, 3, shape);
@@ -361,16 +345,16 @@ static void what_sees_nothing_is_zero(void) {
         CHECK_INT(mixp_read(y, v, MIXP_F32, 48), MIXP_OK);
         CHECK_INT(mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0)), MIXP_OK);
         CHECK_INT(mixp_read(p[0]->grad, g, MIXP_F32, 48), MIXP_OK);
-        for (i = 0; i < 48; i++) {
+        for (int i = 0; i < 48; i++) {
             int hidden = by ? i < 24 : i / 8 % 3 == 1;
             if (hidden) CHECK(v[i] == 0.0f && g[i] == 0.0f);
             else CHECK(v[i] != 0.0f && fabsf(v[i]) < 2);
         }
-        for (n = 1; n < 3; n++) {
+        for (int n = 1; n < 3; n++) {
             CHECK_INT(mixp_read(p[n]->grad, g, MIXP_F32, 48), MIXP_OK);
-            for (i = 0; i < 48; i++) CHECK(fabsf(g[i]) < 10);
+            for (int i = 0; i < 48; i++) CHECK(fabsf(g[i]) < 10);
             /* Keys that are padding: the whole first sequence, the last key of the second. */
-            for (i = 0; by && i < 48; i++) CHECK(i >= 24 && i < 40 ? 1 : g[i] == 0.0f);
+            for (int i = 0; by && i < 48; i++) CHECK(i >= 24 && i < 40 ? 1 : g[i] == 0.0f);
         }
         mixp_context_free(c);
     }
@@ -384,22 +368,21 @@ static void padding_may_hold_anything(void) {
     mixp_tensor  *q = param(c, "q", MIXP_F32, 3, shape), *k = param(c, "k", MIXP_F32, 3, shape), *y;
     mixp_attention_desc d;
     static float  v[70 * 32];
-    int i;
     memset(&d, 0, sizeof d);
     d.heads = 1;
     mixp_read(k, v, MIXP_F32, k->count);
-    for (i = 66 * 32; i < 70 * 32; i++) v[i] = NAN;
+    for (int i = 66 * 32; i < 70 * 32; i++) v[i] = NAN;
     mixp_write(k, v, MIXP_F32, k->count);
     mixp_step_begin(c);
     d.lengths = mixp_input(c, MIXP_I32, 1, length_shape, &length);
     y = mixp_attention_apply(c, q, k, k, &d);
     mixp_read(y, v, MIXP_F32, y->count);
-    for (i = 0; i < 70 * 32; i++) CHECK(fabsf(v[i]) < 2);
+    for (int i = 0; i < 70 * 32; i++) CHECK(fabsf(v[i]) < 2);
     mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0));
     mixp_read(q->grad, v, MIXP_F32, q->count);
-    for (i = 0; i < 70 * 32; i++) CHECK(fabsf(v[i]) < 10);
+    for (int i = 0; i < 70 * 32; i++) CHECK(fabsf(v[i]) < 10);
     mixp_read(k->grad, v, MIXP_F32, k->count);
-    for (i = 0; i < 70 * 32; i++) CHECK(i < 66 * 32 ? fabsf(v[i]) < 70 : v[i] == 0.0f);
+    for (int i = 0; i < 70 * 32; i++) CHECK(i < 66 * 32 ? fabsf(v[i]) < 70 : v[i] == 0.0f);
     mixp_context_free(c);
 }
 
@@ -412,7 +395,6 @@ static void dropout_keeps_the_mean(void) {
     mixp_attention_desc d;
     static float  v[3][4 * 64 * 32];
     double sum = 0;
-    int    i;
     memset(&d, 0, sizeof d);
     d.heads = 4;
     d.dropout = 0.5f;
@@ -422,7 +404,7 @@ static void dropout_keeps_the_mean(void) {
     mixp_read(mixp_attention_apply(c, q, q, ones, &d), v[1], MIXP_F32, q->count);
     mixp_step_begin(c);
     mixp_read(mixp_attention_apply(c, q, q, ones, &d), v[2], MIXP_F32, q->count);
-    for (i = 0; i < 4 * 64 * 32; i += 8) sum += (double)v[0][i];
+    for (int i = 0; i < 4 * 64 * 32; i += 8) sum += (double)v[0][i];
     CHECK_NEAR(sum / 1024, 1, 0.02);            /* deviation of a row's share: 1/8            */
     CHECK(memcmp(v[0], v[1], sizeof v[0]) != 0 && memcmp(v[0], v[2], sizeof v[0]) != 0);
     mixp_context_free(c);
@@ -538,17 +520,16 @@ static recorded recorded_new(const attention_case *k, int index) {
     uint32_t gen = gen_start(500u + (uint32_t)index);
     recorded r;
     int64_t  full[4], i;
-    int      a;
     full[0] = k->b; full[1] = k->heads; full[2] = k->t; full[3] = k->keys;
     r.n[0] = r.n[3] = (int64_t)k->b * k->t * k->heads * k->d;
     r.n[1] = r.n[2] = (int64_t)k->b * k->keys * k->kv_heads * k->d;
-    for (a = 0; a < 4; a++) {
+    for (int a = 0; a < 4; a++) {
         r.in[a] = generated(&gen, r.n[a]);
         r.out[a] = (float *)malloc((size_t)r.n[(a + 3) % 4] * sizeof(float));
         if (!r.out[a]) exit(2);
     }
     r.masks = 1;
-    for (a = 0; a < 4; a++) r.masks *= r.mask_shape[a] = strchr(k->mask, axes[a]) ? full[a] : 1;
+    for (int a = 0; a < 4; a++) r.masks *= r.mask_shape[a] = strchr(k->mask, axes[a]) ? full[a] : 1;
     r.mask = generated(&gen, r.masks);
     for (i = 0; i < r.masks; i++) {
         int64_t row = i / r.mask_shape[3] % r.mask_shape[2];
@@ -558,8 +539,7 @@ static recorded recorded_new(const attention_case *k, int index) {
 }
 
 static void recorded_free(recorded *r) {
-    int a;
-    for (a = 0; a < 4; a++) {
+    for (int a = 0; a < 4; a++) {
         free(r->in[a]);
         free(r->out[a]);
     }
@@ -573,11 +553,10 @@ static void recorded_run(const attention_case *k, recorded *r, mixp_dtype dtype)
     mixp_tensor *p[3], *y, *dy;
     int64_t shape[4], two = 2;
     int32_t lengths[2];
-    int     a;
     memset(&d, 0, sizeof d);
     shape[0] = k->b;
     shape[3] = k->d;
-    for (a = 0; a < 3; a++) {
+    for (int a = 0; a < 3; a++) {
         shape[1] = a ? k->keys : k->t;
         shape[2] = a ? k->kv_heads : k->heads;
         p[a] = mixp_param(c, names[a], dtype, 4, shape);
@@ -588,13 +567,13 @@ static void recorded_run(const attention_case *k, recorded *r, mixp_dtype dtype)
     d.past = k->past;
     d.softcap = (float)k->softcap;
     if (*k->mask) d.mask = mixp_input(c, MIXP_F32, 4, r->mask_shape, r->mask);
-    for (a = 0; a < 2; a++) lengths[a] = k->lengths[a];
+    for (int a = 0; a < 2; a++) lengths[a] = k->lengths[a];
     if (k->lengths[0] >= 0) d.lengths = mixp_input(c, MIXP_I32, 1, &two, lengths);
     y = mixp_attention_apply(c, p[0], p[1], p[2], &d);
     dy = mixp_input(c, MIXP_F32, 4, p[0]->shape, r->in[3]);
     CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_mul(c, y, dy), MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(y, r->out[0], MIXP_F32, r->n[3]), MIXP_OK);
-    for (a = 0; a < 3; a++) CHECK_INT(mixp_read(p[a]->grad, r->out[1 + a], MIXP_F32, r->n[a]), MIXP_OK);
+    for (int a = 0; a < 3; a++) CHECK_INT(mixp_read(p[a]->grad, r->out[1 + a], MIXP_F32, r->n[a]), MIXP_OK);
     mixp_context_free(c);
 }
 
@@ -605,16 +584,15 @@ static void recorded_model(const attention_case *k, const recorded *r, attention
     int64_t i, all = (int64_t)k->b * k->heads * k->t * k->keys;
     double *in[4];
     int32_t lengths[2];
-    int     a;
     memset(m, 0, sizeof *m);
     m->b = k->b; m->t = k->t; m->keys = k->keys; m->heads = k->heads; m->kv_heads = k->kv_heads;
     m->d = k->d; m->causal = k->causal; m->past = k->past; m->softcap = k->softcap;
     m->scale = 1 / sqrt((double)k->d);
-    for (a = 0; a < 4; a++) {
+    for (int a = 0; a < 4; a++) {
         in[a] = model_zeros(r->n[a]);
         for (i = 0; i < r->n[a]; i++) in[a][i] = (double)r->in[a][i];
     }
-    for (a = 0; a < 2; a++) lengths[a] = k->lengths[a];
+    for (int a = 0; a < 2; a++) lengths[a] = k->lengths[a];
     m->lengths = k->lengths[0] >= 0 ? lengths : NULL;
     if (*k->mask) mask = model_zeros(all);
     for (i = 0; mask && i < all; i++) {
@@ -623,7 +601,7 @@ static void recorded_model(const attention_case *k, const recorded *r, attention
         at[2] = rest % k->t; rest /= k->t;
         at[1] = rest % k->heads;
         at[0] = rest / k->heads;
-        for (a = 0; a < 4; a++) from = from * r->mask_shape[a] + at[a] % r->mask_shape[a];
+        for (int a = 0; a < 4; a++) from = from * r->mask_shape[a] + at[a] % r->mask_shape[a];
         mask[i] = (double)r->mask[from];
     }
     m->mask = mask;
@@ -633,14 +611,13 @@ static void recorded_model(const attention_case *k, const recorded *r, attention
     m->q = m->k = m->v = m->dy = none;
     m->mask = NULL;
     m->lengths = NULL;
-    for (a = 0; a < 4; a++) free(in[a]);
+    for (int a = 0; a < 4; a++) free(in[a]);
     free(mask);
 }
 
 static double square_error(const float *got, const double *want, int64_t n) {
     double  sum = 0;
-    int64_t i;
-    for (i = 0; i < n; i++) sum += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+    for (int64_t i = 0; i < n; i++) sum += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
     return sum;
 }
 
@@ -648,12 +625,11 @@ static double square_error(const float *got, const double *want, int64_t n) {
 static void check_rms(const attention_case *k, const recorded *r, const attention_model *m, int dtype) {
     static const char *const names[3] = { "f32", "f16", "bf16" };
     double own[2], most = k->values || dtype == 0 ? 2 : 1.1;
-    int    i;
     own[0] = sqrt(square_error(r->out[0], m->y, r->n[3]) / (double)r->n[3]);
     own[1] = square_error(r->out[1], m->dq, r->n[0]) + square_error(r->out[2], m->dk, r->n[1]);
     own[1] += square_error(r->out[3], m->dv, r->n[2]);
     own[1] = sqrt(own[1] / (double)(r->n[0] + r->n[1] + r->n[2]));
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         double theirs = k->rms[dtype][i];
         if (getenv("MIXPREC_TEST_SHOW"))
             printf("%-16s %-5s %s: %.3g, PyTorch's %.3g\n", k->name, names[dtype],
@@ -667,13 +643,12 @@ static void check_rms(const attention_case *k, const recorded *r, const attentio
 
 static void errors_are_no_larger_than_pytorchs(void) {
     static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
-    int i, d;
-    for (i = 0; i < ATTENTION_CASES; i++) {
+    for (int i = 0; i < ATTENTION_CASES; i++) {
         const attention_case *k = &attention_cases[i];
         recorded r = recorded_new(k, i);
         attention_model m;
         recorded_model(k, &r, &m);
-        for (d = 0; d < 3; d++) {
+        for (int d = 0; d < 3; d++) {
             recorded_run(k, &r, dtypes[d]);
             check_rms(k, &r, &m, d);
         }
@@ -685,15 +660,13 @@ static void errors_are_no_larger_than_pytorchs(void) {
 /* In f32, and PyTorch's in float64. */
 static void values_are_pytorchs(void) {
     const double *want = attention_values;
-    int     i, a;
-    int64_t j;
-    for (i = 0; i < ATTENTION_CASES; i++) {
+    for (int i = 0; i < ATTENTION_CASES; i++) {
         const attention_case *k = &attention_cases[i];
         recorded r = recorded_new(k, i);
         if (k->values) recorded_run(k, &r, MIXP_F32);
-        for (a = 0; k->values && a < 4; a++) {
+        for (int a = 0; k->values && a < 4; a++) {
             int64_t n = r.n[(a + 3) % 4];
-            for (j = 0; j < n; j++) CHECK_NEAR((double)r.out[a][j], want[j], 2e-6);
+            for (int64_t j = 0; j < n; j++) CHECK_NEAR((double)r.out[a][j], want[j], 2e-6);
             want += n;
         }
         recorded_free(&r);
@@ -707,33 +680,31 @@ enum { S_B = 2, S_T = 7, S_KEYS = 9, S_HEADS = 4, S_KV = 2, S_D = 6, S_IN = 10 }
 
 /* q = x wq' + bq and k = x2 wk' + bk, in double. */
 static void project(const float *x, const float *w, const float *bias, int64_t rows, int64_t outs, double *y) {
-    int64_t i, j, c;
-    for (i = 0; i < rows; i++)
-        for (j = 0; j < outs; j++) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < outs; j++) {
             y[i * outs + j] = (double)bias[j];
-            for (c = 0; c < S_IN; c++) y[i * outs + j] += (double)x[i * S_IN + c] * (double)w[j * S_IN + c];
+            for (int64_t c = 0; c < S_IN; c++) y[i * outs + j] += (double)x[i * S_IN + c] * (double)w[j * S_IN + c];
         }
 }
 
 /* For each head, the largest log-sum-exp and the largest score, by loops over queries and keys. hidden: query 0 of
  * each sequence sees no key. */
 static void scores_by_loops(const double *q, const double *k, const int32_t *lengths, double *lse, double *top) {
-    int64_t b, h, i, j, c;
-    for (h = 0; h < S_HEADS; h++) lse[h] = top[h] = -HUGE_VAL;
-    for (b = 0; b < S_B; b++)
-        for (h = 0; h < S_HEADS; h++)
-            for (i = 0; i < S_T; i++) {
+    for (int64_t h = 0; h < S_HEADS; h++) lse[h] = top[h] = -HUGE_VAL;
+    for (int64_t b = 0; b < S_B; b++)
+        for (int64_t h = 0; h < S_HEADS; h++)
+            for (int64_t i = 0; i < S_T; i++) {
                 double sum = 0, most = -HUGE_VAL, s[S_KEYS];
                 const int64_t seen = lengths[b] < i + 1 + S_KEYS - S_T ? lengths[b] : i + 1 + S_KEYS - S_T;
-                for (j = 0; j < seen; j++) {
+                for (int64_t j = 0; j < seen; j++) {
                     s[j] = 0;
-                    for (c = 0; c < S_D; c++)
+                    for (int64_t c = 0; c < S_D; c++)
                         s[j] += q[((b * S_T + i) * S_HEADS + h) * S_D + c] *
                                 k[((b * S_KEYS + j) * S_KV + h / (S_HEADS / S_KV)) * S_D + c];
                     s[j] /= sqrt((double)S_D);
                     most = fmax(most, s[j]);
                 }
-                for (j = 0; j < seen; j++) sum += exp(s[j] - most);
+                for (int64_t j = 0; j < seen; j++) sum += exp(s[j] - most);
                 if (seen) lse[h] = fmax(lse[h], most + log(sum));
                 top[h] = fmax(top[h], most);
             }
@@ -750,19 +721,18 @@ static void scored_new(scored *s, double size) {
     const int64_t of_q[2] = { S_HEADS * S_D, S_IN }, of_k[2] = { S_KV * S_D, S_IN };
     mixp_context_desc desc;
     static float from[S_HEADS * S_D * S_IN];
-    int i, j;
     memset(&desc, 0, sizeof desc);
     s->ctx = mixp_context_new(&desc);
     s->lengths[0] = 0;                      /* no query of sequence 0 sees a key */
     s->lengths[1] = 8;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         const int64_t *shape = i ? of_k : of_q;
         s->w[i] = mixp_param(s->ctx, i ? "k" : "q", MIXP_F32, 2, shape);
         s->bias[i] = mixp_param(s->ctx, i ? "kb" : "qb", MIXP_F32, 1, shape);
-        for (j = 0; j < shape[0] * S_IN; j++) from[j] = (float)(size * random_value());
+        for (int j = 0; j < shape[0] * S_IN; j++) from[j] = (float)(size * random_value());
         mixp_write(s->w[i], from, MIXP_F32, shape[0] * S_IN);
         mixp_write(s->bias[i], from, MIXP_F32, shape[0]);
-        for (j = 0; j < S_B * S_KEYS * S_IN; j++) s->x[i][j] = (float)random_value();
+        for (int j = 0; j < S_B * S_KEYS * S_IN; j++) s->x[i][j] = (float)random_value();
     }
 }
 
@@ -793,8 +763,7 @@ static mixp_tensor *scored_apply(scored *s, int turned) {
 static void scored_loops(scored *s, double *lse, double *top) {
     static float w[2][S_HEADS * S_D * S_IN], bias[2][S_HEADS * S_D];
     static double q[S_B * S_T * S_HEADS * S_D], k[S_B * S_KEYS * S_KV * S_D];
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         mixp_read(s->w[i], w[i], MIXP_F32, s->w[i]->count);
         mixp_read(s->bias[i], bias[i], MIXP_F32, s->bias[i]->count);
     }
@@ -809,19 +778,17 @@ static void scores_are_told(void) {
     float most[S_HEADS], twice[S_HEADS];
     mixp_site_info info;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
-    mixp_optimizer *opt;
     int turned, h, i, seen = 0;
     scored_new(&s, 1.0);
     sgd.lr = 0;
-    opt = mixp_optimizer_new(s.ctx, &sgd);
+    mixp_optimizer *opt = mixp_optimizer_new(s.ctx, &sgd);
     CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
     CHECK_INT(mixp_guard_start(s.ctx, NULL), MIXP_OK);
     scored_loops(&s, lse, top);
     for (turned = 0; turned < 2; turned++) {
-        mixp_tensor *y;
         const int64_t count = S_B * S_T * S_HEADS * S_D;
         mixp_step_begin(s.ctx);
-        y = scored_apply(&s, turned);
+        mixp_tensor *y = scored_apply(&s, turned);
         CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_OK);
         for (h = 0; h < S_HEADS; h++) {
             CHECK_NEAR((double)most[h], lse[h], 1e-5 * fabs(lse[h]) + 1e-5);
@@ -852,7 +819,6 @@ static void scores_are_refused(void) {
     static scored s;
     float most[S_HEADS] = { 7, 7, 7, 7 };
     const char *why;
-    mixp_tensor *y;
     scored_new(&s, 1.0);
     CHECK_INT(mixp_attention_scores(NULL, S_HEADS, most), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_attention_scores(s.w[0], S_HEADS, most), MIXP_ERR_ORDER);
@@ -860,7 +826,7 @@ static void scores_are_refused(void) {
     CHECK_TEXT(why, "y is not a recorded result of attention");
     mixp_context_clear_error(s.ctx);
     mixp_step_begin(s.ctx);
-    y = scored_apply(&s, 0);
+    mixp_tensor *y = scored_apply(&s, 0);
     CHECK_INT(mixp_attention_scores(y, S_KV, most), MIXP_ERR_ARGUMENT);
     mixp_context_error(s.ctx, &why);
     CHECK_TEXT(why, "heads is wrong; the attention has 4 heads");
@@ -882,26 +848,23 @@ static void scores_are_refused(void) {
 /* An empty batch, and no queries: no query counts. */
 static void scores_of_nothing(void) {
     static scored s;
-    int no_queries;
     scored_new(&s, 1.0);
     CHECK_INT(mixp_guard_start(s.ctx, NULL), MIXP_OK);
-    for (no_queries = 0; no_queries < 2; no_queries++) {
+    for (int no_queries = 0; no_queries < 2; no_queries++) {
         const int64_t of_q[3] = { no_queries ? 2 : 0, no_queries ? 0 : S_T, S_IN };
         const int64_t of_k[3] = { no_queries ? 2 : 0, S_KEYS, S_IN };
         float most[S_HEADS] = { 7, 7, 7, 7 };
-        mixp_tensor *q, *k, *y;
         mixp_attention_desc a;
-        int h;
         memset(&a, 0, sizeof a);
         a.heads = S_HEADS;
         a.kv_heads = S_KV;
         mixp_step_begin(s.ctx);
-        q = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_q, s.x[0]), s.w[0], s.bias[0]);
-        k = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_k, s.x[1]), s.w[1], s.bias[1]);
-        y = mixp_attention_apply(s.ctx, q, k, k, &a);
+        mixp_tensor *q = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_q, s.x[0]), s.w[0], s.bias[0]);
+        mixp_tensor *k = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_k, s.x[1]), s.w[1], s.bias[1]);
+        mixp_tensor *y = mixp_attention_apply(s.ctx, q, k, k, &a);
         CHECK(y && y->count == 0);
         CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_OK);
-        for (h = 0; h < S_HEADS; h++) CHECK_INT(mixp_bits_of_f32(most[h]), 0xFF800000u);
+        for (int h = 0; h < S_HEADS; h++) CHECK_INT(mixp_bits_of_f32(most[h]), 0xFF800000u);
         MIXP_NO_GRAD(s.ctx) y = mixp_attention_apply(s.ctx, q, k, k, &a);
         CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_ERR_ORDER);
         mixp_context_clear_error(s.ctx);
@@ -915,7 +878,6 @@ static float scores_under_a_mask(float hides, float shifts, double *all) {
     static scored s;
     const int64_t of_q[3] = { S_B, S_T, S_IN }, of_k[3] = { S_B, S_KEYS, S_IN }, of_mask[2] = { S_T, S_KEYS };
     float mask[S_T * S_KEYS], most[S_HEADS], seen = -1;
-    mixp_tensor *q, *k, *y;
     mixp_attention_desc a;
     mixp_site_info info;
     int i;
@@ -926,10 +888,10 @@ static float scores_under_a_mask(float hides, float shifts, double *all) {
     CHECK_INT(mixp_guard_start(s.ctx, NULL), MIXP_OK);
     for (i = 0; i < S_T * S_KEYS; i++) mask[i] = i < 2 * S_KEYS ? hides : shifts;
     mixp_step_begin(s.ctx);
-    q = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_q, s.x[0]), s.w[0], s.bias[0]);
-    k = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_k, s.x[1]), s.w[1], s.bias[1]);
+    mixp_tensor *q = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_q, s.x[0]), s.w[0], s.bias[0]);
+    mixp_tensor *k = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_k, s.x[1]), s.w[1], s.bias[1]);
     a.mask = mixp_input(s.ctx, MIXP_F32, 2, of_mask, mask);
-    y = mixp_attention_apply(s.ctx, q, k, k, &a);
+    mixp_tensor *y = mixp_attention_apply(s.ctx, q, k, k, &a);
     CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_OK);
     for (*all = (double)most[0], i = 1; i < S_HEADS; i++) *all = fmax(*all, (double)most[i]);
     mixp_step_begin(s.ctx);
@@ -944,10 +906,9 @@ static void a_finite_mask_is_no_score(void) {
     static const float hides[] = { -1e30f, -3.4e38f, -65504.0f, -1e4f, -INFINITY };
     double all, masked;
     const float seen = scores_under_a_mask(0, 0, &all);
-    size_t i;
     CHECK_NEAR((double)seen, all, 1e-6 * all);
     CHECK(all > 1);
-    for (i = 0; i < sizeof hides / sizeof *hides; i++) {
+    for (size_t i = 0; i < sizeof hides / sizeof *hides; i++) {
         const float one = scores_under_a_mask(hides[i], 0, &masked);
         CHECK(masked > 1);
         CHECK_NEAR((double)one, masked, 1e-6 * masked);

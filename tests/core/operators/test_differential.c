@@ -6,8 +6,7 @@
 #include "differential_cases.h"
 
 static void test_small_operators_against_torch(void) {
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         mixp_context_desc d;
         memset(&d, 0, sizeof d);
         d.device = mixp_cpu_with((mixp_isa)isa);

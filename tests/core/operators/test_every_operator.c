@@ -46,7 +46,6 @@ static float weight(int i) { return (float)((i * 11 + 4) % 9 - 4) / 4.0f + 0.125
 /* An operand whose data begin at number `from`; the one of the setting's letter is moved by h along its direction. */
 static mixp_tensor *real(const setting *s, char letter, int from, int rank, const int64_t *shape, float h) {
     float v[MOST];
-    mixp_tensor *t;
     int n = 1;
     for (int i = 0; i < rank; i++) n *= (int)shape[i];
     for (int i = 0; i < n; i++) {
@@ -54,7 +53,7 @@ static mixp_tensor *real(const setting *s, char letter, int from, int rank, cons
         if (letter == 'x' || letter == 'y') v[i] = s->corners ? v[i] : op_in_domain(s->row, v[i]);
         if (s->letter == letter) v[i] += h * direction(i);
     }
-    t = mixp_input(ctx, MIXP_F32, rank, shape, v);
+    mixp_tensor *t = mixp_input(ctx, MIXP_F32, rank, shape, v);
     if (s->dtype != MIXP_F32) t = mixp_cast(ctx, t, s->dtype);
     if (s->letter == letter) mixp_tensor_set_requires_grad(t, 1);
     return t;
@@ -88,10 +87,9 @@ static op_in operands(const setting *s, float h) {
 
 /* The result, or NULL if the operator refuses the setting. */
 static mixp_tensor *result_of(const setting *s, float h, op_in *o) {
-    mixp_tensor *y;
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     *o = operands(s, h);
-    y = s->row->run(o);
+    mixp_tensor *y = s->row->run(o);
     if (!y) CHECK(mixp_context_error(ctx, NULL) != MIXP_OK);
     mixp_context_clear_error(ctx);
     return y;
@@ -186,10 +184,9 @@ static void law(setting s) {
         const double numeric = (value_at(&s, h) - value_at(&s, -h)) / (2.0 * (double)h);
         if (!(fabs(numeric - v.back) <= 1e-3 * v.back_size + 1e-3)) differ(&s, "gradient and difference", v.back, numeric);
     } else if (s.dtype != MIXP_F32 && s.row->is[OP_LEVEL1] != 'C' && !strchr(s.row->traits, 'D')) {
-        views wide;
         setting f32 = s;
         f32.dtype = MIXP_F32;
-        wide = views_of(&f32);
+        views wide = views_of(&f32);
         if (!(fabs(wide.back - v.back) <= share * (wide.back_size + v.back_size) + 1e-7))
             differ(&s, "gradient, and that in f32", v.back, wide.back);
     }
@@ -305,7 +302,6 @@ static void case_law(const ab_case *k) {
     static float t[AB_TIME * AB_WIDTH];
     const float  h = 1.0f / 2048.0f;
     double up, down, back, back_size, forward, forward_size;
-    mixp_tensor *y, *d;
     ab_net n;
     ab_open(&n, NULL, &ab_modes[0], 1);
     n.part = ab_whole;
@@ -314,8 +310,8 @@ static void case_law(const ab_case *k) {
     for (int i = 0; i < AB_TIME * AB_WIDTH; i++) t[i] = direction(i);
     up = mixp_item(case_loss(&n, case_at(&n, k, h)));
     down = mixp_item(case_loss(&n, case_at(&n, k, -h)));
-    y = case_at(&n, k, 0);
-    d = mixp_jvp(n.ctx, y, n.x, mixp_input(n.ctx, MIXP_F32, 3, n.x->shape, t));
+    mixp_tensor *y = case_at(&n, k, 0);
+    mixp_tensor *d = mixp_jvp(n.ctx, y, n.x, mixp_input(n.ctx, MIXP_F32, 3, n.x->shape, t));
     mixp_context_clear_error(n.ctx);
     forward = d ? dot(d, weight, &forward_size) : 0.0;
     CHECK_INT(mixp_backward(n.ctx, case_loss(&n, y)), MIXP_OK);

@@ -73,9 +73,8 @@ static mixp_tensor *apply(mixp_context *c, const char *name, mixp_tensor *const 
 /* The largest |got - want| / max(1, |want|). */
 static double far_off(const mixp_tensor *t, const double *want) {
     double got[MAX_VALUES], most = 0.0;
-    int64_t i;
     if (!t || mixp_read(t, got, MIXP_F64, t->count) != MIXP_OK) return HUGE_VAL;
-    for (i = 0; i < t->count; i++) {
+    for (int64_t i = 0; i < t->count; i++) {
         double off = fabs(got[i] - want[i]) / (fabs(want[i]) > 1.0 ? fabs(want[i]) : 1.0);
         if (!(off <= most)) most = off;
     }
@@ -100,25 +99,22 @@ static int against_torch(mixp_context *ctx, int index, int d, const double *want
     uint32_t gen = gen_start(400u + (uint32_t)index);
     float v[MAX_VALUES];
     double off = 0.0;
-    const char *text;
-    mixp_tensor *y, *dy;
     inputs in;
     int i, used = k->count;
     memset(&in, 0, sizeof in);
     mixp_step_begin(ctx);
-    for (text = k->inputs; *text; text += *text == ' ')
+    for (const char *text = k->inputs; *text; text += *text == ' ')
         text = make_input(ctx, text, &gen, reals[d], &in);
     gen_short(&gen, v, k->count);
-    y = apply(ctx, k->name, in.t);
+    mixp_tensor *y = apply(ctx, k->name, in.t);
     CHECK(y && y->count == k->count);
     if (!y || y->count != k->count) return used;
     not_worse(k, reals[d], "the result", far_off(y, want), k->off[d][0]);
-    dy = mixp_input(ctx, MIXP_F32, y->rank, y->shape, v);
+    mixp_tensor *dy = mixp_input(ctx, MIXP_F32, y->rank, y->shape, v);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, mixp_mul(ctx, y, dy), MIXP_ALL, 0)), MIXP_OK);
     for (i = 0; i < in.n; i++) {
-        double here;
         if (!in.has_grad[i]) continue;
-        here = far_off(in.t[i]->grad, want + used);
+        double here = far_off(in.t[i]->grad, want + used);
         if (here > off) off = here;
         used += (int)in.t[i]->count;
     }
@@ -149,20 +145,18 @@ static mixp_tensor *p[3];
 
 static mixp_tensor *param(int rank, int64_t a, int64_t b, int64_t c, int64_t d) {
     int64_t shape[4];
-    mixp_tensor *t;
     shape[0] = a;
     shape[1] = b;
     shape[2] = c;
     shape[3] = d;
-    t = mixp_param(ctx, NULL, MIXP_F32, rank, shape);
+    mixp_tensor *t = mixp_param(ctx, NULL, MIXP_F32, rank, shape);
     mixp_init_uniform(t, -1.0, 1.0);
     return t;
 }
 
 static mixp_tensor *numbers(mixp_context *c, int rank, const int64_t *shape) {
     static float v[4096];
-    int i;
-    for (i = 0; i < 4096; i++) v[i] = 0.25f + 0.5f * (float)((i * 37 + 11) % 19) / 19.0f;
+    for (int i = 0; i < 4096; i++) v[i] = 0.25f + 0.5f * (float)((i * 37 + 11) % 19) / 19.0f;
     return mixp_input(c, MIXP_F32, rank, shape, v);
 }
 
@@ -176,10 +170,9 @@ static mixp_tensor *ints(mixp_context *c, mixp_dtype dtype, int64_t rows, int64_
     int64_t shape[2];
     int32_t v[64];
     uint8_t u[64];
-    int i;
     shape[0] = rows;
     shape[1] = cols;
-    for (i = 0; i < 64; i++) {
+    for (int i = 0; i < 64; i++) {
         v[i] = (i * 7 + 3) % 11 % below;
         u[i] = (uint8_t)v[i];
     }
@@ -272,17 +265,15 @@ static void product_by_loops(const mixp_tensor *a, const mixp_tensor *b, const d
 /* Values that are exact in every dtype, whose products and sums are exact in f32. */
 static void exact_values(mixp_tensor *t, double *v, int seed) {
     float f[4096];
-    int64_t i;
-    for (i = 0; i < t->count; i++) v[i] = f[i] = (float)((i * 13 + seed) % 9 - 4) / 4.0f;
+    for (int64_t i = 0; i < t->count; i++) v[i] = f[i] = (float)((i * 13 + seed) % 9 - 4) / 4.0f;
     mixp_write(t, f, MIXP_F32, t->count);
 }
 
 static void close_to(const char *what, const mixp_tensor *t, const double *want, double most) {
     static double got[4096];
-    int64_t i;
     CHECK(t != NULL);
     if (!t || mixp_read(t, got, MIXP_F64, t->count) != MIXP_OK) return;
-    for (i = 0; i < t->count; i++) {
+    for (int64_t i = 0; i < t->count; i++) {
         if (fabs(got[i] - want[i]) <= most * (fabs(want[i]) > 1.0 ? fabs(want[i]) : 1.0)) continue;
         test_bad++;
         TEST_SHOW("%s[%d] is %.9g, not %.9g", what, (int)i, got[i], want[i]);
@@ -293,7 +284,6 @@ static void close_to(const char *what, const mixp_tensor *t, const double *want,
 static void product_case(mixp_dtype dtype, int ra, const int64_t *sa, int rb, const int64_t *sb) {
     static double va[4096], vb[4096], dy[4096], y[4096], da[4096], db[4096];
     mixp_tensor *a = mixp_param(ctx, NULL, dtype, ra, sa), *b = mixp_param(ctx, NULL, dtype, rb, sb);
-    mixp_tensor *out, *weight;
     /* rounded once, the gradients' sums too */
     double most = dtype == MIXP_F32 ? 0.0 : dtype == MIXP_F16 ? 1.0 / 2048 : 1.0 / 256;
     int leads = (ra > rb ? ra : rb) - 2;
@@ -302,10 +292,10 @@ static void product_case(mixp_dtype dtype, int ra, const int64_t *sa, int rb, co
     memset(da, 0, sizeof da);
     memset(db, 0, sizeof db);
     mixp_step_begin(ctx);
-    out = mixp_matmul(ctx, a, b, 0, 0);
+    mixp_tensor *out = mixp_matmul(ctx, a, b, 0, 0);
     CHECK(out && out->rank == leads + 2);
     if (!out) return;
-    weight = mixp_activation(ctx, MIXP_F32, out->rank, out->shape);
+    mixp_tensor *weight = mixp_activation(ctx, MIXP_F32, out->rank, out->shape);
     exact_values(weight, dy, 1);
     product_by_loops(a, b, va, vb, dy, leads, y, da, db);
     close_to("product", out, y, most);
@@ -323,10 +313,8 @@ static void test_products(void) {
         { 5, { 2, 3, 1, 2, 4 }, 5, { 1, 3, 2, 4, 3 } }, { 3, { 1, 3, 4 }, 3, { 1, 4, 2 } },
         { 4, { 2, 3, 4, 5 }, 4, { 2, 3, 5, 3 } }
     };
-    size_t i;
-    int d;
-    for (d = 0; d < 3; d++)
-        for (i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int d = 0; d < 3; d++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
             product_case(reals[d], cases[i].ra, cases[i].a, cases[i].rb, cases[i].b);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }
@@ -335,13 +323,12 @@ static void test_products(void) {
 
 static void gradient_is(mixp_tensor *x, mixp_tensor *y, const float *dy, const float *want) {
     float got[64];
-    int64_t i;
     CHECK(y != NULL);
     if (!y) return;
     y = mixp_mul(ctx, y, mixp_input(ctx, MIXP_F32, y->rank, y->shape, dy));
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(x->grad, got, MIXP_F32, x->count), MIXP_OK);
-    for (i = 0; i < x->count; i++) CHECK_NEAR(got[i], want[i], 0.0);
+    for (int64_t i = 0; i < x->count; i++) CHECK_NEAR(got[i], want[i], 0.0);
     mixp_context_clear_error(ctx);
 }
 
@@ -387,20 +374,19 @@ static void test_max_of_many(void) {
     static float v[3 * 2500], best[3 * 2500];
     static int32_t at[3 * 2500], want[3 * 2500];
     int64_t shape[3] = { 3, 1, 2500 };
-    int i, j;
     mixp_tensor *x = mixp_param(ctx, NULL, MIXP_BF16, 3, shape);
-    for (i = 0; i < 7500; i++) v[i] = (float)((i * 7919) % 251 - 125);
+    for (int i = 0; i < 7500; i++) v[i] = (float)((i * 7919) % 251 - 125);
     mixp_write(x, v, MIXP_F32, 7500);
     mixp_step_begin(ctx);
-    for (i = 0; i < 3; i++)
-        for (j = want[i] = 0; j < 2500; j++) if (v[i * 2500 + j] > v[i * 2500 + want[i]]) want[i] = j;
+    for (int i = 0; i < 3; i++)
+        for (int j = want[i] = 0; j < 2500; j++) if (v[i * 2500 + j] > v[i * 2500 + want[i]]) want[i] = j;
     CHECK_INT(mixp_read(mixp_argmax(ctx, x, 2, 0), at, MIXP_I32, 3), MIXP_OK);
-    for (i = 0; i < 3; i++) CHECK_INT(at[i], want[i]);
-    for (j = 0; j < 2500; j++)
-        for (i = want[j] = 0; i < 3; i++) if (v[i * 2500 + j] > v[want[j] * 2500 + j]) want[j] = i;
+    for (int i = 0; i < 3; i++) CHECK_INT(at[i], want[i]);
+    for (int j = 0; j < 2500; j++)
+        for (int i = want[j] = 0; i < 3; i++) if (v[i * 2500 + j] > v[want[j] * 2500 + j]) want[j] = i;
     CHECK_INT(mixp_read(mixp_argmax(ctx, x, 0, 0), at, MIXP_I32, 2500), MIXP_OK);
     CHECK_INT(mixp_read(mixp_max(ctx, x, 0, 0), best, MIXP_F32, 2500), MIXP_OK);
-    for (j = 0; j < 2500; j++) CHECK(at[j] == want[j] && best[j] == v[want[j] * 2500 + j]);
+    for (int j = 0; j < 2500; j++) CHECK(at[j] == want[j] && best[j] == v[want[j] * 2500 + j]);
 }
 
 /* Ids that meet add up in order, in f32, rounded once. */
@@ -411,8 +397,7 @@ static void test_gather_sums(void) {
     int64_t shape[1] = { 4 }, many[1] = { M };
     double want[4] = { 0, 0, 0, 0 };
     mixp_tensor *x = mixp_param(ctx, NULL, MIXP_BF16, 1, shape), *y;
-    int i;
-    for (i = 0; i < M; i++) {
+    for (int i = 0; i < M; i++) {
         ids[i] = i % 7 % 3;
         dy[i] = 1.0f + (float)(i % 5) / 4.0f;
         want[ids[i]] += dy[i];
@@ -422,7 +407,7 @@ static void test_gather_sums(void) {
     y = mixp_mul(ctx, y, mixp_input(ctx, MIXP_F32, 1, many, dy));
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(x->grad, got, MIXP_F32, 4), MIXP_OK);
-    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], want[i], want[i] / 256.0);
+    for (int i = 0; i < 4; i++) CHECK_NEAR(got[i], want[i], want[i] / 256.0);
 }
 
 /* where and masked_fill against a loop; what the mask hides may be NaN. */
@@ -453,11 +438,10 @@ static void test_rope_far(void) {
     int64_t shape[2] = { T, D };
     mixp_rope_desc d;
     mixp_tensor *x = mixp_param(ctx, NULL, MIXP_F32, 2, shape);
-    int i, t, kind;
-    for (i = 0; i < T * D; i++) v[i] = (float)((i * 31) % 64 - 32) / 32.0f;
-    for (i = 0; i < D / 2; i++) own[i] = 1.0 / (3.0 + i * i);
+    for (int i = 0; i < T * D; i++) v[i] = (float)((i * 31) % 64 - 32) / 32.0f;
+    for (int i = 0; i < D / 2; i++) own[i] = 1.0 / (3.0 + i * i);
     mixp_write(x, v, MIXP_F32, T * D);
-    for (kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 4; kind++) {
         double scale = kind > 1 ? 1.25 : 1.0;
         memset(&d, 0, sizeof d);
         d.head_dim = D;
@@ -467,8 +451,8 @@ static void test_rope_far(void) {
         d.scale = kind > 1 ? scale : 0.0;
         mixp_step_begin(ctx);
         CHECK_INT(mixp_read(mixp_rope(ctx, x, &d), y, MIXP_F32, T * D), MIXP_OK);
-        for (t = 0; t < T; t++)
-            for (i = 0; i < D / 2; i++) {
+        for (int t = 0; t < T; t++)
+            for (int i = 0; i < D / 2; i++) {
                 double angle = (FIRST + t) * (kind % 2 ? own[i] : pow(500000.0, -2.0 * i / D));
                 double a = scale * v[t * D + i], b = scale * v[t * D + D / 2 + i];
                 CHECK_NEAR(y[t * D + i], a * cos(angle) - b * sin(angle), 4e-7);
@@ -482,8 +466,7 @@ static void test_rope_far(void) {
 static mixp_result halve_infer(mixp_call *c)
 { return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape); }
 static mixp_result halve(mixp_call *c, mixp_in from, mixp_out to) {
-    int64_t i;
-    for (i = 0; to.data && i < c->out->count; i++) mixp_put(to, i, 0.5f * mixp_get(from, i));
+    for (int64_t i = 0; to.data && i < c->out->count; i++) mixp_put(to, i, 0.5f * mixp_get(from, i));
     return MIXP_OK;
 }
 static mixp_result halve_forward(mixp_call *c) {
@@ -500,27 +483,25 @@ static void test_own_operator(void) {
     const float v[6] = { 1, -2, 3.5f, 0, 8, 0.25f };
     int64_t shape[2] = { 2, 3 };
     float got[6];
-    int d, i;
-    for (d = 0; d < 3; d++) {
+    for (int d = 0; d < 3; d++) {
         mixp_tensor *x = mixp_param(ctx, NULL, reals[d], 2, shape), *y, *z;
         mixp_write(x, v, MIXP_F32, 6);
         mixp_step_begin(ctx);
         y = mixp_apply(ctx, &halve_row, 1, &x, 1, NULL);
         z = mixp_apply(ctx, &halve_row, 1, &x, 1, NULL);
         CHECK_INT(mixp_read(y, got, MIXP_F32, 6), MIXP_OK);
-        for (i = 0; i < 6; i++) CHECK(got[i] == 0.5f * v[i]);
+        for (int i = 0; i < 6; i++) CHECK(got[i] == 0.5f * v[i]);
         y = mixp_add(ctx, y, mixp_scale(ctx, z, 4.0f));
         CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
         CHECK_INT(mixp_read(x->grad, got, MIXP_F32, 6), MIXP_OK);
-        for (i = 0; i < 6; i++) CHECK(got[i] == 2.5f);
+        for (int i = 0; i < 6; i++) CHECK(got[i] == 2.5f);
     }
 }
 
 /* Against mixp_convert, for every dtype. */
 static void test_get_and_put(void) {
     const float v[7] = { 1.0f, -2.625f, 0.0f, 300.7f, -0.3f, 1e-3f, 1e6f };
-    int dtype, i;
-    for (dtype = 0; dtype < MIXP_DTYPE_COUNT; dtype++) {
+    for (int dtype = 0; dtype < MIXP_DTYPE_COUNT; dtype++) {
         double room[2][8];
         float want[7];
         mixp_out y;
@@ -530,11 +511,11 @@ static void test_get_and_put(void) {
         y.dtype = x.dtype = (mixp_dtype)dtype;
         y.accumulate = 0;
         x.data = room[0];
-        for (i = 0; i < 7; i++) mixp_put(y, i, v[i]);
+        for (int i = 0; i < 7; i++) mixp_put(y, i, v[i]);
         CHECK_INT(mixp_convert(room[1], (mixp_dtype)dtype, v, MIXP_F32, 7), MIXP_OK);
         CHECK(!memcmp(room[0], room[1], sizeof room[0]));
         CHECK_INT(mixp_convert(want, MIXP_F32, room[1], (mixp_dtype)dtype, 7), MIXP_OK);
-        for (i = 0; i < 7; i++)
+        for (int i = 0; i < 7; i++)
             CHECK(mixp_bits_of_f32(mixp_get(x, i)) == mixp_bits_of_f32(want[i]) || want[i] != want[i]);
         y.accumulate = 1;
         mixp_put(y, 0, 2.0f);
@@ -574,13 +555,12 @@ static void refused(const mixp_tensor *y, mixp_result code, const char *part) {
 static void test_refusals(void) {
     int64_t row[1] = { 3 }, shape[2] = { 2, 3 }, one[2] = { 2, 1 }, wide_head[2] = { 2, 2 * MIXP_ROPE_PAIRS + 2 };
     int32_t ids[2] = { 1, 3 };
-    mixp_tensor *x, *v, *i, *mask;
     p[0] = param(2, 2, 3, 1, 1);
     mixp_step_begin(ctx);
-    x = p[0];
-    v = numbers(ctx, 1, row);
-    i = mixp_input(ctx, MIXP_I32, 2, one, ids);
-    mask = ints(ctx, MIXP_U8, 2, 3, 2);
+    mixp_tensor *x = p[0];
+    mixp_tensor *v = numbers(ctx, 1, row);
+    mixp_tensor *i = mixp_input(ctx, MIXP_I32, 2, one, ids);
+    mixp_tensor *mask = ints(ctx, MIXP_U8, 2, 3, 2);
     refused(mixp_triplet_margin(ctx, x, x, x, -1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is -1; pass a finite margin above 0");
     refused(mixp_triplet_margin(ctx, x, x, x, 0.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is 0");
     refused(mixp_triplet_margin(ctx, x, x, x, NAN), MIXP_ERR_ARGUMENT, "triplet_margin: margin is");
@@ -625,17 +605,15 @@ static void test_refusals(void) {
 static void test_norms_of_nothing(void) {
     static const float orders[] = { 0.0f, 0.5f, 1.0f, 2.0f, 3.0f }, without[] = { -0.5f, -1.0f, -2.0f, -INFINITY, INFINITY };
     static const int64_t none[1] = { 0 }, wide[2] = { 0, 3 };
-    mixp_tensor *x, *rows, *y;
-    int i, k;
     mixp_step_begin(ctx);
-    x = mixp_full(ctx, MIXP_F32, 1, none, 1.0);
-    rows = mixp_full(ctx, MIXP_F32, 2, wide, 1.0);
-    for (i = 0; i < 5; i++) {
+    mixp_tensor *x = mixp_full(ctx, MIXP_F32, 1, none, 1.0);
+    mixp_tensor *rows = mixp_full(ctx, MIXP_F32, 2, wide, 1.0);
+    for (int i = 0; i < 5; i++) {
         float three[3] = { 7, 7, 7 };
-        y = mixp_norm(ctx, rows, orders[i], 0, 0);
+        mixp_tensor *y = mixp_norm(ctx, rows, orders[i], 0, 0);
         CHECK(mixp_item(mixp_norm(ctx, x, orders[i], MIXP_ALL, 0)) == 0);
         CHECK_INT(mixp_read(y, three, MIXP_F32, 3), MIXP_OK);
-        for (k = 0; k < 3; k++) CHECK(three[k] == 0);
+        for (int k = 0; k < 3; k++) CHECK(three[k] == 0);
         refused(mixp_norm(ctx, x, without[i], MIXP_ALL, 0), MIXP_ERR_SHAPE, "needs at least one element");
         refused(mixp_norm(ctx, rows, without[i], 0, 0), MIXP_ERR_SHAPE, "needs at least one element");
         y = mixp_norm(ctx, rows, without[i], 1, 0);
@@ -651,10 +629,9 @@ static void test_norms_of_nothing(void) {
 /* The mean of squares, and the largest, of 40,000 values. */
 static void spread_of(const mixp_tensor *t, double *square, double *most) {
     static float v[40000];
-    int64_t i;
     *square = *most = 0.0;
     CHECK_INT(mixp_read(t, v, MIXP_F32, t->count), MIXP_OK);
-    for (i = 0; i < t->count; i++) {
+    for (int64_t i = 0; i < t->count; i++) {
         *square += (double)v[i] * v[i] / (double)t->count;
         if (fabs(v[i]) > *most) *most = fabs(v[i]);
     }
@@ -749,11 +726,10 @@ static uint64_t bits_on(const mixp_device *device, int threads, mixp_dtype dtype
 }
 
 static void test_same_bits(void) {
-    int isa, d, threads;
-    for (d = 0; d < 3; d++) {
+    for (int d = 0; d < 3; d++) {
         uint64_t want = bits_on(mixp_cpu_with(MIXP_ISA_SCALAR), 1, reals[d]);
-        for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-            for (threads = 1; threads <= 3 && mixp_cpu_with((mixp_isa)isa); threads += 2)
+        for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+            for (int threads = 1; threads <= 3 && mixp_cpu_with((mixp_isa)isa); threads += 2)
                 CHECK(bits_on(mixp_cpu_with((mixp_isa)isa), threads, reals[d]) == want);
     }
 }

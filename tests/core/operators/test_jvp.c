@@ -22,9 +22,7 @@ static void test_left_by_a_jump(void) {
     static mixp_context *ctx;
     static mixp_tensor *p, *w;
     mixp_context_desc d;
-    mixp_tensor *y;
     float got[4];
-    int turn;
     memset(&d, 0, sizeof d);
     d.on_error = jumps;
     ctx = mixp_context_new(&d);
@@ -37,11 +35,11 @@ static void test_left_by_a_jump(void) {
         CHECK(0);
     }
     mixp_context_clear_error(ctx);
-    turn = setjmp(out_of_it);
+    int turn = setjmp(out_of_it);
     CHECK_INT(turn, 0);
     if (!turn) {
         CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
-        y = mixp_jvp(ctx, mixp_matmul(ctx, p, w, 0, 1), p, NULL);
+        mixp_tensor *y = mixp_jvp(ctx, mixp_matmul(ctx, p, w, 0, 1), p, NULL);
         CHECK_INT(mixp_read(y, got, MIXP_F32, 4), MIXP_OK);
         CHECK(got[0] == 3 && got[1] == 7 && got[2] == 3 && got[3] == 7);
     }
@@ -94,20 +92,19 @@ static void test_of_nothing(void) {
     for (int kind = 0; kind < KINDS; kind++)
         for (int s = 0; s < 3; s++) {
             mixp_context *c = mixp_context_new(NULL);
-            mixp_tensor *x, *y, *d;
             float got[4];
             const int rank = s ? 2 : 1, n = s == 0 ? 1 : s == 1 ? 2 : 0;
             mixp_step_begin(c);
-            x = mixp_activation(c, MIXP_F32, rank, shapes[s]);
+            mixp_tensor *x = mixp_activation(c, MIXP_F32, rank, shapes[s]);
             mixp_tensor_set_requires_grad(x, 1);
-            y = kind == SUM         ? mixp_sum(c, x, -1, 0)
+            mixp_tensor *y = kind == SUM         ? mixp_sum(c, x, -1, 0)
                 : kind == MEAN      ? mixp_mean(c, x, -1, 0)
                 : kind == LOGSUMEXP ? mixp_logsumexp(c, x, -1, 0)
                 : kind == VAR       ? mixp_var(c, x, -1, 1, 0)
                 : kind == STD       ? mixp_std(c, x, -1, 1, 0)
                 : kind == NORM      ? mixp_norm(c, x, 3.0f, -1, 0)
                                     : mixp_vector_norm(c, x, -1, 0);
-            d = mixp_jvp(c, y, x, NULL);
+            mixp_tensor *d = mixp_jvp(c, y, x, NULL);
             CHECK_INT(y ? y->count : -1, n);
             CHECK_INT(d ? d->count : -1, n);
             CHECK_INT(mixp_read(y, got, MIXP_F32, n), MIXP_OK);
@@ -135,22 +132,19 @@ typedef struct normed {
 static double norm_of_gradients(normed *n, mixp_tensor **d) {
     static const int64_t shape[2] = { NORM_ROWS, NORM_IN };
     mixp_context *ctx = n->ctx;
-    mixp_tensor  *h;
     double square = 0.0;
-    int i;
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
-    for (i = 0; i < NORM_WEIGHTS; i++) n->w[i]->grad = NULL;
-    h = mixp_tanh(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, n->x), n->w[0], NULL));
+    for (int i = 0; i < NORM_WEIGHTS; i++) n->w[i]->grad = NULL;
+    mixp_tensor *h = mixp_tanh(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, n->x), n->w[0], NULL));
     h = mixp_add_scalar(ctx, mixp_linear(ctx, h, n->w[1], NULL), -1.0f);
     n->loss = mixp_mean(ctx, mixp_square(ctx, h), MIXP_ALL, 0);
     CHECK_INT(mixp_backward(ctx, n->loss), MIXP_OK);
-    for (i = 0; i < NORM_WEIGHTS; i++) {
+    for (int i = 0; i < NORM_WEIGHTS; i++) {
         float g[NORM_HIDDEN * NORM_IN];
-        int64_t k;
         CHECK_INT(mixp_read(n->w[i]->grad, g, MIXP_F32, n->w[i]->count), MIXP_OK);
-        for (k = 0; k < n->w[i]->count; k++) square += (double)g[k] * (double)g[k];
+        for (int64_t k = 0; k < n->w[i]->count; k++) square += (double)g[k] * (double)g[k];
     }
-    for (i = 0; i < NORM_WEIGHTS && d; i++)
+    for (int i = 0; i < NORM_WEIGHTS && d; i++)
         MIXP_NO_GRAD(ctx) d[i] = mixp_scale(ctx, n->w[i]->grad, (float)(1.0 / sqrt(square)));
     return sqrt(square);
 }
@@ -162,35 +156,31 @@ static void test_norm_of_a_gradient(void) {
     static const float   eps = 1e-2f;
     mixp_tensor *d[NORM_WEIGHTS], *norm;
     float got[NORM_WEIGHTS][NORM_HIDDEN * NORM_IN], w[NORM_HIDDEN * NORM_IN];
-    double want;
     normed n;
-    int i;
     memset(&n, 0, sizeof n);
     n.ctx = mixp_context_new(NULL);
     n.w[0] = mixp_param(n.ctx, "w1", MIXP_F32, 2, in);
     n.w[1] = mixp_param(n.ctx, "w2", MIXP_F32, 2, out);
-    for (i = 0; i < NORM_WEIGHTS; i++) CHECK_INT(mixp_init_normal(n.w[i], 0.2, 0.7), MIXP_OK);
-    for (i = 0; i < NORM_ROWS * NORM_IN; i++) n.x[i] = (float)(i * 7 % 11 - 5) / 4.0f;
+    for (int i = 0; i < NORM_WEIGHTS; i++) CHECK_INT(mixp_init_normal(n.w[i], 0.2, 0.7), MIXP_OK);
+    for (int i = 0; i < NORM_ROWS * NORM_IN; i++) n.x[i] = (float)(i * 7 % 11 - 5) / 4.0f;
 
-    want = norm_of_gradients(&n, d);
+    double want = norm_of_gradients(&n, d);
     norm = mixp_add(n.ctx, mixp_jvp(n.ctx, n.loss, n.w[0], d[0]), mixp_jvp(n.ctx, n.loss, n.w[1], d[1]));
     CHECK_NEAR(mixp_item(norm), want, 1e-5 * want);
-    for (i = 0; i < NORM_WEIGHTS; i++) n.w[i]->grad = NULL;
+    for (int i = 0; i < NORM_WEIGHTS; i++) n.w[i]->grad = NULL;
     CHECK_INT(mixp_backward(n.ctx, norm), MIXP_OK);
-    for (i = 0; i < NORM_WEIGHTS; i++)
+    for (int i = 0; i < NORM_WEIGHTS; i++)
         CHECK_INT(mixp_read(n.w[i]->grad, got[i], MIXP_F32, n.w[i]->count), MIXP_OK);
 
-    for (i = 0; i < NORM_WEIGHTS; i++) {
-        int64_t k;
-        for (k = 0; k < n.w[i]->count; k++) {
-            double above, below;
+    for (int i = 0; i < NORM_WEIGHTS; i++) {
+        for (int64_t k = 0; k < n.w[i]->count; k++) {
             CHECK_INT(mixp_read(n.w[i], w, MIXP_F32, n.w[i]->count), MIXP_OK);
             w[k] += eps;
             CHECK_INT(mixp_write(n.w[i], w, MIXP_F32, n.w[i]->count), MIXP_OK);
-            above = norm_of_gradients(&n, NULL);
+            double above = norm_of_gradients(&n, NULL);
             w[k] -= 2 * eps;
             CHECK_INT(mixp_write(n.w[i], w, MIXP_F32, n.w[i]->count), MIXP_OK);
-            below = norm_of_gradients(&n, NULL);
+            double below = norm_of_gradients(&n, NULL);
             w[k] += eps;
             CHECK_INT(mixp_write(n.w[i], w, MIXP_F32, n.w[i]->count), MIXP_OK);
             CHECK_NEAR((double)got[i][k], (above - below) / (2.0 * (double)eps), 2e-3);

@@ -11,9 +11,8 @@ static const int32_t some[ROWS] = { 3, 0, 12, -100, 7, 7, -100, -100, 1, 2, 5 };
 static const int32_t none[ROWS] = { -100, -100, -100, -100, -100, -100, -100, -100, -100, -100, -100 };
 
 static void fill_data(void) {
-    int i;
-    for (i = 0; i < ROWS * WIDTH; i++) x_data[i] = (float)(i * 37 % 29 - 14) / 9;
-    for (i = 0; i < VOCAB * WIDTH; i++) w_data[i] = (float)(i * 53 % 31 - 15) / 11;
+    for (int i = 0; i < ROWS * WIDTH; i++) x_data[i] = (float)(i * 37 % 29 - 14) / 9;
+    for (int i = 0; i < VOCAB * WIDTH; i++) w_data[i] = (float)(i * 53 % 31 - 15) / 11;
 }
 
 /* --- the reference ------------------------------------------------------------------------ */
@@ -31,24 +30,23 @@ typedef struct outcome { double loss, dx[ROWS * WIDTH], dw[VOCAB * WIDTH]; } out
 static void reference(const int32_t *targets, mixp_dtype dtype, outcome *o) {
     static double x[ROWS * WIDTH], w[VOCAB * WIDTH];
     double p[VOCAB], n = 0;
-    int r, v, k;
     memset(o, 0, sizeof *o);
     rounded(x, x_data, dtype, ROWS * WIDTH);
     rounded(w, w_data, dtype, VOCAB * WIDTH);
-    for (r = 0; r < ROWS; r++) n += targets[r] != -100;
-    for (r = 0; r < ROWS; r++) {
+    for (int r = 0; r < ROWS; r++) n += targets[r] != -100;
+    for (int r = 0; r < ROWS; r++) {
         double sum = 0;
         if (targets[r] == -100) continue;
-        for (v = 0; v < VOCAB; v++) {
+        for (int v = 0; v < VOCAB; v++) {
             double dot = 0;
-            for (k = 0; k < WIDTH; k++)
+            for (int k = 0; k < WIDTH; k++)
                 dot += x[r * WIDTH + k] * w[v * WIDTH + k];
             sum += p[v] = exp(dot);
         }
         o->loss -= log(p[targets[r]] / sum) / n;
-        for (v = 0; v < VOCAB; v++) {
+        for (int v = 0; v < VOCAB; v++) {
             double d = (p[v] / sum - (v == targets[r])) / n;
-            for (k = 0; k < WIDTH; k++) {
+            for (int k = 0; k < WIDTH; k++) {
                 o->dx[r * WIDTH + k] += d * w[v * WIDTH + k];
                 o->dw[v * WIDTH + k] += d * x[r * WIDTH + k];
             }
@@ -97,10 +95,9 @@ static void run(const setting *s, outcome *o) {
 }
 
 static void check_near(const outcome *got, const outcome *want, double times, double tolerance) {
-    int i;
     CHECK_NEAR(got->loss, times * want->loss, tolerance * times);
-    for (i = 0; i < ROWS * WIDTH; i++) CHECK_NEAR(got->dx[i], times * want->dx[i], tolerance);
-    for (i = 0; i < VOCAB * WIDTH; i++) CHECK_NEAR(got->dw[i], times * want->dw[i], tolerance);
+    for (int i = 0; i < ROWS * WIDTH; i++) CHECK_NEAR(got->dx[i], times * want->dx[i], tolerance);
+    for (int i = 0; i < VOCAB * WIDTH; i++) CHECK_NEAR(got->dw[i], times * want->dw[i], tolerance);
 }
 
 static void any_chunk_has_the_loss_and_gradients_of_a_loop(void) {
@@ -130,16 +127,15 @@ static void no_counted_row_is_nan_as_in_pytorch(void) {
 static void low_inputs_have_f32_logits(void) {
     static const mixp_dtype low[2] = { MIXP_F16, MIXP_BF16 };
     static outcome want, got;
-    int d, p, i;
-    for (d = 0; d < 2; d++)
-        for (p = 0; p < 4; p++) {
+    for (int d = 0; d < 2; d++)
+        for (int p = 0; p < 4; p++) {
             setting s = { p & 1 ? low[d] : MIXP_F32, low[d], p & 2 ? 3 : ROWS, some, 0 };
             double ulp = low[d] == MIXP_F16 ? 1.0 / 1024 : 1.0 / 128;
             reference(some, low[d], &want);
             run(&s, &got);
             CHECK_NEAR(got.loss, want.loss, 1e-6);
-            for (i = 0; i < ROWS * WIDTH; i++) CHECK_NEAR(got.dx[i], want.dx[i], ulp * (fabs(want.dx[i]) + 0.02));
-            for (i = 0; i < VOCAB * WIDTH; i++) CHECK_NEAR(got.dw[i], want.dw[i], ulp * (fabs(want.dw[i]) + 0.05));
+            for (int i = 0; i < ROWS * WIDTH; i++) CHECK_NEAR(got.dx[i], want.dx[i], ulp * (fabs(want.dx[i]) + 0.02));
+            for (int i = 0; i < VOCAB * WIDTH; i++) CHECK_NEAR(got.dw[i], want.dw[i], ulp * (fabs(want.dw[i]) + 0.05));
         }
 }
 
@@ -148,15 +144,13 @@ static void low_inputs_have_f32_logits(void) {
 static void a_small_loss_of_large_logits(void) {
     static outcome want, got, apart;
     setting s = { MIXP_BF16, MIXP_BF16, 4, some, 0 };
-    double off;
-    int i;
-    for (i = 0; i < VOCAB * WIDTH; i++) w_data[i] *= 77;
+    for (int i = 0; i < VOCAB * WIDTH; i++) w_data[i] *= 77;
     reference(some, MIXP_BF16, &want);
     run(&s, &got);
     s.chunk = -1;
     run(&s, &apart);
     CHECK_NEAR(got.loss, want.loss, 1e-5 * want.loss);
-    off = fabs(apart.loss - want.loss);
+    double off = fabs(apart.loss - want.loss);
     CHECK(off > 1e-4 * want.loss);
     fill_data();
 }
@@ -189,13 +183,12 @@ static size_t memory_of(int64_t chunk) {
     static int32_t id[MANY];
     const int64_t x_shape[2] = { MANY, NARROW }, w_shape[2] = { WORDS, NARROW }, rows[1] = { MANY };
     mixp_context_desc d;
-    mixp_context *ctx;
     mixp_tensor *w, *in, *targets, *loss;
     memset(&d, 0, sizeof d);
     d.allocate = counted_allocate;
     d.release = counted_release;
     taken = most = 0;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
     mixp_fill(w, 0.01);
     mixp_step_begin(ctx);
@@ -241,12 +234,11 @@ static void refused(mixp_tensor *x, mixp_tensor *w, mixp_tensor *targets, int64_
 static void bad_input_is_told(void) {
     static const int32_t outside[4] = { 0, 1, 6, 2 };
     const int64_t four[1] = { 4 };
-    mixp_tensor *x, *w, *t;
     ctx = mixp_context_new(NULL);
     mixp_step_begin(ctx);
-    x = sized(MIXP_F32, 4, 3);
-    w = sized(MIXP_F32, 6, 3);
-    t = sized(MIXP_I32, 4, 0);
+    mixp_tensor *x = sized(MIXP_F32, 4, 3);
+    mixp_tensor *w = sized(MIXP_F32, 6, 3);
+    mixp_tensor *t = sized(MIXP_I32, 4, 0);
     refused(x, sized(MIXP_F32, 6, 2), t, 0, MIXP_ERR_SHAPE, "x[..., in], w[vocab, in] and targets[...]");
     refused(x, w, sized(MIXP_I32, 5, 0), 0, MIXP_ERR_SHAPE, "targets [5]");
     refused(x, sized(MIXP_F32, 6, 0), t, 0, MIXP_ERR_SHAPE, "w [6]");

@@ -48,10 +48,9 @@ static mixp_result gelu_back(const mixp_exec *x, const mixp_gemm_epilogue_args *
 }
 static mixp_result epilogue(const mixp_exec *x, const mixp_gemm_epilogue_args *k) {
     mixp_gemm_args g = k->gemm;
-    mixp_result r;
     seen.calls[k->kind]++;
     if (k->kind == MIXP_EPILOGUE_GELU) g.c = k->before;
-    r = mixp_cpu()->kernels->gemm(x, &g);
+    mixp_result r = mixp_cpu()->kernels->gemm(x, &g);
     if (r != MIXP_OK) return r;
     return k->kind == MIXP_EPILOGUE_ROW_SUMS ? sums_of(x, k)
            : k->kind == MIXP_EPILOGUE_GELU   ? gelu_of(x, k)
@@ -197,11 +196,10 @@ static void gradients_are_differences(void) {
 /* Weights that are frozen have no gradients, and a layer without biases none of theirs. */
 static void what_nobody_wants_is_not_made(void) {
     model m = model_new(BOTH, 1);
-    mixp_tensor *y;
     mixp_tensor_set_requires_grad(m.p[1], 0);
     mixp_tensor_set_requires_grad(m.p[0], 0);
     mixp_step_begin(m.ctx);
-    y = mixp_mlp(m.ctx, m.p[0], m.p[1], m.p[2], m.p[3], NULL);
+    mixp_tensor *y = mixp_mlp(m.ctx, m.p[0], m.p[1], m.p[2], m.p[3], NULL);
     CHECK_INT(mixp_backward(m.ctx, mixp_mean(m.ctx, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK(!m.p[0]->grad && !m.p[1]->grad && m.p[2]->grad && m.p[3]->grad && !m.p[4]->grad);
     calls_are(0, 1, 1);
@@ -211,14 +209,12 @@ static void what_nobody_wants_is_not_made(void) {
 /* Runs forward with some parameters frozen, touches one, and walks back. */
 static mixp_result written_between(int apart, unsigned frozen, int written) {
     model m = model_new(BOTH, 1);
-    mixp_tensor *loss;
-    mixp_result r;
     m.apart = apart;
     for (int i = 0; i < PARAMS; i++) mixp_tensor_set_requires_grad(m.p[i], !(frozen >> i & 1));
     mixp_step_begin(m.ctx);
-    loss = mixp_mean(m.ctx, layers(&m), MIXP_ALL, 0);
+    mixp_tensor *loss = mixp_mean(m.ctx, layers(&m), MIXP_ALL, 0);
     mixp_tensor_touch(m.p[written]);
-    r = mixp_backward(m.ctx, loss);
+    mixp_result r = mixp_backward(m.ctx, loss);
     mixp_context_free(m.ctx);
     return r;
 }
@@ -268,13 +264,12 @@ static void rules_of_recipes_join_what_they_leave(void) {
     values_of(&m, MIXP_BF16, 1, plain);
     calls_are(0, 1, 1);
     for (int i = 0; i < 5; i++) {
-        mixp_recipe_counts counts;
         m = model_new(MIXP_EPILOGUES_GELU, 1);
         if (i < 4) CHECK_INT(mixp_autocast_set_recipes(m.ctx, rules[i], 2), MIXP_OK);
         else CHECK_INT(mixp_autocast_set_recipe(m.ctx, &fp8), MIXP_OK);
         mixp_step_begin(m.ctx);
         MIXP_AUTOCAST(m.ctx, MIXP_BF16) layers(&m);
-        counts = mixp_autocast_recipe_counts(m.ctx);
+        mixp_recipe_counts counts = mixp_autocast_recipe_counts(m.ctx);
         CHECK_INT(counts.kept, i < 2 ? 2 : i < 4 ? 1 : 0);
         CHECK_INT(counts.unfit, i < 2 ? 0 : i < 4 ? 1 : 2);
         memset(seen.calls, 0, sizeof seen.calls);

@@ -20,10 +20,9 @@ typedef struct model {
 
 static mixp_tensor *param(model *m, const char *name, int64_t rows, int64_t cols) {
     int64_t shape[2];
-    mixp_tensor *t;
     shape[0] = rows;
     shape[1] = cols;
-    t = mixp_param(m->c, name, MIXP_F32, cols ? 2 : 1, shape);
+    mixp_tensor *t = mixp_param(m->c, name, MIXP_F32, cols ? 2 : 1, shape);
     if (cols) mixp_init_normal(t, 0, 1 / sqrt((double)cols));
     else mixp_fill(t, 1);
     CHECK_INT(mixp_optimizer_add(m->opt, t, NULL), MIXP_OK);
@@ -100,9 +99,8 @@ static mixp_tensor *logits_of(const model *m, mixp_tensor *x, int alone) {
 
 /* Tokens by chance, each again BEFORE later: what follows the first ones can be told. */
 static void make_batch(int32_t *tokens, int32_t *next) {
-    int b, t;
-    for (b = 0; b < BATCH; b++)
-        for (t = 0; t <= LENGTH; t++) {
+    for (int b = 0; b < BATCH; b++)
+        for (int t = 0; t <= LENGTH; t++) {
             int32_t token = t < BEFORE ? (int32_t)(random_u64() % VOCAB)
                                        : tokens[b * LENGTH + t - BEFORE];
             if (t < LENGTH) tokens[b * LENGTH + t] = token;
@@ -119,8 +117,7 @@ static double train(model *m, mixp_scaler *scaler, int steps) {
     static const int64_t shape[2] = { BATCH, LENGTH };
     int32_t tokens[BATCH * LENGTH], next[BATCH * LENGTH];
     double  last = 0;
-    int     i;
-    for (i = 0; i < steps; i++) {
+    for (int i = 0; i < steps; i++) {
         mixp_tensor *loss = NULL;
         make_batch(tokens, next);
         mixp_step_begin(m->c);
@@ -143,15 +140,14 @@ static void it_learns_and_decodes(void) {
     int32_t tokens[BATCH * LENGTH], next[BATCH * LENGTH];
     float   whole[BATCH * LENGTH * VOCAB], alone[BATCH * VOCAB];
     const char *why = "";
-    int b, i;
     CHECK(train(&m, scaler, 1) > 2);                    /* about log(VOCAB) at first          */
     CHECK(train(&m, scaler, 150) < 0.5);
     make_batch(tokens, next);
     mixp_step_begin(m.c);
     mixp_read(logits_of(&m, embedded(&m, tokens), 0), whole, MIXP_F32, BATCH * LENGTH * VOCAB);
     mixp_read(logits_of(&m, embedded(&m, tokens), 1), alone, MIXP_F32, BATCH * VOCAB);
-    for (b = 0; b < BATCH; b++)
-        for (i = 0; i < VOCAB; i++)
+    for (int b = 0; b < BATCH; b++)
+        for (int i = 0; i < VOCAB; i++)
             CHECK_NEAR(alone[b * VOCAB + i], whole[((b + 1) * LENGTH - 1) * VOCAB + i], 1e-4);
     CHECK_INT(mixp_context_error(m.c, &why), MIXP_OK);
     CHECK_TEXT(why, "");

@@ -12,10 +12,9 @@ static mixp_tensor *p[4];       /* the parameters of the running check */
 /* Parameters without a name: the tests share a context, and a name is used once. */
 static mixp_tensor *param2(int64_t a, int64_t b) {
     int64_t shape[2];
-    mixp_tensor *t;
     shape[0] = a;
     shape[1] = b;
-    t = mixp_param(ctx, NULL, MIXP_F32, 2, shape);
+    mixp_tensor *t = mixp_param(ctx, NULL, MIXP_F32, 2, shape);
     mixp_init_uniform(t, -1.0, 1.0);
     return t;
 }
@@ -23,8 +22,7 @@ static mixp_tensor *param2(int64_t a, int64_t b) {
 /* A weighted sum, so that every element of x has a gradient of its own. */
 static mixp_tensor *weigh(mixp_context *c, mixp_tensor *x) {
     static float weight[4096];
-    int64_t i;
-    for (i = 0; i < x->count; i++) weight[i] = 0.25f + 0.5f * (float)((i * 37 + 11) % 19) / 19.0f;
+    for (int64_t i = 0; i < x->count; i++) weight[i] = 0.25f + 0.5f * (float)((i * 37 + 11) % 19) / 19.0f;
     return mixp_sum(c, mixp_mul(c, x, mixp_input(c, MIXP_F32, x->rank, x->shape, weight)), MIXP_ALL, 0);
 }
 
@@ -69,9 +67,8 @@ static mixp_tensor *f_slice(mixp_context *c, void *user) {
 }
 static mixp_tensor *f_concat_many(mixp_context *c, void *user) {
     mixp_tensor *x[70];
-    int i;
     (void)user;
-    for (i = 0; i < 70; i++) x[i] = i % 3 ? p[0] : mixp_scale(c, p[1], 0.125f * (float)(i % 7));
+    for (int i = 0; i < 70; i++) x[i] = i % 3 ? p[0] : mixp_scale(c, p[1], 0.125f * (float)(i % 7));
     return weigh(c, mixp_concat(c, 70, x, 0));
 }
 static mixp_tensor *f_attention(mixp_context *c, void *user) {
@@ -124,9 +121,8 @@ static mixp_result cube_infer(mixp_call *c) {
 static mixp_result cube_forward(mixp_call *c) {
     const float *x = (const float *)c->in[0]->data;
     float *y = (float *)c->out->data;
-    int64_t i;
     CHECK_INT(c->n_in, 1);
-    for (i = 0; i < c->out->count; i++) y[i] = x[i] * x[i] * x[i];
+    for (int64_t i = 0; i < c->out->count; i++) y[i] = x[i] * x[i] * x[i];
     return MIXP_OK;
 }
 static mixp_result cube_backward(mixp_call *c) {
@@ -134,10 +130,9 @@ static mixp_result cube_backward(mixp_call *c) {
     const float *x = (const float *)c->in[0]->data, *dy = (const float *)c->out->grad->data;
     int add = 0;
     mixp_tensor *g = mixp_call_grad(c, 0, &add);
-    int64_t i;
     if (!g) return MIXP_OK;
     dx = (float *)g->data;
-    for (i = 0; i < c->out->count; i++) dx[i] = (add ? dx[i] : 0.0f) + factor * 3.0f * x[i] * x[i] * dy[i];
+    for (int64_t i = 0; i < c->out->count; i++) dx[i] = (add ? dx[i] : 0.0f) + factor * 3.0f * x[i] * x[i] * dy[i];
     return MIXP_OK;
 }
 static const mixp_op cube = { "cube", MIXP_CLASS_F32, sizeof(float), cube_infer, cube_forward, cube_backward, NULL };
@@ -160,23 +155,21 @@ static void test_own_operator_and_the_checker(void) {
 static void test_a_kept_gradient_is_not_handed_on(void) {
     mixp_tensor *x = param2(2, 3), *flat;
     float got[6];
-    int   i;
     flat = mixp_reshape(ctx, mixp_scale(ctx, x, 2.0f), 1, six);
     CHECK_INT(mixp_tensor_set_requires_grad(flat, 1), MIXP_OK);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, mixp_scale(ctx, flat, 3.0f), MIXP_ALL, 0)), MIXP_OK);
     CHECK(flat->grad && flat->grad->data);
     if (flat->grad && flat->grad->data) {
         CHECK_INT(mixp_read(flat->grad, got, MIXP_F32, 6), MIXP_OK);
-        for (i = 0; i < 6; i++) CHECK(got[i] == 3.0f);
+        for (int i = 0; i < 6; i++) CHECK(got[i] == 3.0f);
     }
     CHECK_INT(mixp_read(x->grad, got, MIXP_F32, 6), MIXP_OK);
-    for (i = 0; i < 6; i++) CHECK(got[i] == 6.0f);
+    for (int i = 0; i < 6; i++) CHECK(got[i] == 6.0f);
 }
 
 static void test_gradients_accumulate_until_zeroed(void) {
     float g1[12], g2[12];
     mixp_tensor *x = param2(3, 4), *loss;
-    int i;
     p[0] = x;
     mixp_step_begin(ctx);
     loss = mixp_mean(ctx, mixp_mul(ctx, x, x), MIXP_ALL, 0);
@@ -184,17 +177,16 @@ static void test_gradients_accumulate_until_zeroed(void) {
     CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
     CHECK(x->grad != NULL);
     mixp_read(x->grad, g1, MIXP_F32, 12);
-    for (i = 0; i < 12; i++) CHECK_NEAR(g1[i], 2.0f * ((float *)x->data)[i] / 12.0f, 1e-6);
+    for (int i = 0; i < 12; i++) CHECK_NEAR(g1[i], 2.0f * ((float *)x->data)[i] / 12.0f, 1e-6);
     mixp_step_begin(ctx);
     mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, x, x), MIXP_ALL, 0));
     mixp_read(x->grad, g2, MIXP_F32, 12);
-    for (i = 0; i < 12; i++) CHECK_NEAR(g2[i], 2.0f * g1[i], 1e-6);
+    for (int i = 0; i < 12; i++) CHECK_NEAR(g2[i], 2.0f * g1[i], 1e-6);
 }
 
 static void test_two_losses_share_a_trunk(void) {
     float g[12];
     mixp_tensor *x = param2(3, 4), *h, *a, *b;
-    int i;
     mixp_step_begin(ctx);
     h = mixp_mul(ctx, x, x);
     mixp_tensor_set_requires_grad(h, 1);
@@ -203,7 +195,7 @@ static void test_two_losses_share_a_trunk(void) {
     CHECK_INT(mixp_backward(ctx, a), MIXP_OK);
     CHECK_INT(mixp_backward(ctx, b), MIXP_OK);
     mixp_read(x->grad, g, MIXP_F32, 12);
-    for (i = 0; i < 12; i++) CHECK_NEAR(g[i], 8.0f * ((float *)x->data)[i], 1e-5);
+    for (int i = 0; i < 12; i++) CHECK_NEAR(g[i], 8.0f * ((float *)x->data)[i], 1e-5);
     CHECK(h->grad != NULL);                 /* kept, and summed: 1 + 3 */
     if (h->grad) { mixp_read(h->grad, g, MIXP_F32, 12); CHECK_NEAR(g[5], 4.0, 1e-6); }
 }
@@ -243,7 +235,6 @@ static void slice_case(mixp_dtype dtype, int dim, int first, int count) {
     int i, n = 0, at[3], axis = dim < 0 ? dim + 3 : dim;
     int from = first < 0 ? first + (int)shape[axis] : first;
     static float v[A * B * C], want[A * B * C], got[A * B * C], grad[A * B * C], dy[A * B * C];
-    mixp_tensor *x, *y;
     mixp_step_begin(ctx);
     for (i = 0; i < A * B * C; i++) {
         v[i] = part_value(i);
@@ -256,9 +247,9 @@ static void slice_case(mixp_dtype dtype, int dim, int first, int count) {
         grad[i] = dy[n] = part_value(7 * n + 1);
         n++;
     }
-    x = mixp_param(ctx, NULL, dtype, 3, shape);
+    mixp_tensor *x = mixp_param(ctx, NULL, dtype, 3, shape);
     mixp_write(x, v, MIXP_F32, A * B * C);
-    y = mixp_slice(ctx, x, dim, first, count);
+    mixp_tensor *y = mixp_slice(ctx, x, dim, first, count);
     CHECK(y && y->count == n && y->dtype == dtype && y->rank == 3 && y->shape[axis] == count);
     if (!y || y->count != n) return;
     mixp_read(y, got, MIXP_F32, n);
@@ -271,8 +262,7 @@ static void slice_case(mixp_dtype dtype, int dim, int first, int count) {
 
 static void test_slice_values(void) {
     static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
-    int d;
-    for (d = 0; d < 3; d++) {
+    for (int d = 0; d < 3; d++) {
         slice_case(dtypes[d], 0, 0, 1);
         slice_case(dtypes[d], 0, 1, 2);
         slice_case(dtypes[d], 1, 2, 4);
@@ -306,9 +296,8 @@ static void test_slices_of_one_tensor(void) {
     enum { R = 4, C = 7 };
     mixp_tensor *x = param2(R, C), *h, *r, *z, *n, *again;
     float got[R * C], v[R * C];
-    int i, step, col;
     mixp_read(x, v, MIXP_F32, R * C);
-    for (step = 1; step <= 3; step++) {
+    for (int step = 1; step <= 3; step++) {
         mixp_step_begin(ctx);
         h = mixp_scale(ctx, x, 2.0f);
         r = mixp_slice(ctx, h, 1, 0, 2);
@@ -319,9 +308,9 @@ static void test_slices_of_one_tensor(void) {
         CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, h, MIXP_ALL, 0)), MIXP_OK);
     }
     mixp_read(x->grad, got, MIXP_F32, R * C);   /* three steps' sum */
-    for (i = 0; i < R * C; i++) {
+    for (int i = 0; i < R * C; i++) {
         double want = 2.0;
-        col = i % C;
+        int col = i % C;
         if (col < 2) want = 4.0 * (double)v[i + 2] + 6.0;
         else if (col < 4) want = 4.0 * (double)v[i - 2];
         else if (col == 6) want = 0.0;
@@ -333,7 +322,6 @@ static void test_slices_of_one_tensor(void) {
 static void test_slice_into_another_dtype(void) {
     mixp_tensor *x = param2(4, 6), *y = NULL;
     float got[24];
-    int i;
     mixp_step_begin(ctx);
     mixp_autocast_set_level(ctx, 2);
     MIXP_AUTOCAST(ctx, MIXP_F16) {
@@ -344,7 +332,7 @@ static void test_slice_into_another_dtype(void) {
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(x->grad->dtype, MIXP_F32);
     mixp_read(x->grad, got, MIXP_F32, 24);
-    for (i = 0; i < 24; i++) CHECK_NEAR(got[i], i % 6 == 1 ? 2.0 : i % 6 < 3, 0.0);
+    for (int i = 0; i < 24; i++) CHECK_NEAR(got[i], i % 6 == 1 ? 2.0 : i % 6 < 3, 0.0);
 }
 
 /* What is joined is what was split, forward and back. */
@@ -352,17 +340,16 @@ static void test_split_and_concat(void) {
     enum { PARTS = 65, R = 3, C = 2 * PARTS };
     static float v[R * C], got[R * C];
     mixp_tensor *x = param2(R, C), *parts[PARTS], *y;
-    int i;
     mixp_read(x, v, MIXP_F32, R * C);
     mixp_step_begin(ctx);
     CHECK_INT(mixp_split(ctx, x, -1, PARTS, parts), MIXP_OK);
-    for (i = 0; i < PARTS; i++) CHECK(parts[i] && parts[i]->shape[0] == R && parts[i]->shape[1] == 2);
+    for (int i = 0; i < PARTS; i++) CHECK(parts[i] && parts[i]->shape[0] == R && parts[i]->shape[1] == 2);
     y = mixp_concat(ctx, PARTS, parts, 1);
     mixp_read(y, got, MIXP_F32, R * C);
     CHECK(!memcmp(got, v, sizeof v));
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0)), MIXP_OK);
     mixp_read(x->grad, got, MIXP_F32, R * C);
-    for (i = 0; i < R * C; i++) CHECK_NEAR(got[i], 2.0f * v[i], 0.0);
+    for (int i = 0; i < R * C; i++) CHECK_NEAR(got[i], 2.0f * v[i], 0.0);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }
 
@@ -371,9 +358,8 @@ static mixp_result square_infer(mixp_call *c)
 { return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape); }
 static mixp_result square_forward(mixp_call *c) {
     float v[12];
-    int i;
     mixp_read(c->in[0], v, MIXP_F32, 12);
-    for (i = 0; i < 12; i++) v[i] *= v[i];
+    for (int i = 0; i < 12; i++) v[i] *= v[i];
     return mixp_write(c->out, v, MIXP_F32, 12);
 }
 static mixp_result square_backward(mixp_call *c) {
@@ -394,14 +380,13 @@ static void test_backward_by_operators(void) {
                                     square_backward, NULL };
     mixp_tensor *x = param2(3, 4), *y;
     float g[12];
-    int i;
     mixp_step_begin(ctx);
     y = mixp_mul(ctx, mixp_apply(ctx, &square, 1, &x, 1, NULL), x);     /* x^3 */
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK(x->grad != NULL);
     if (!x->grad) return;
     mixp_read(x->grad, g, MIXP_F32, 12);
-    for (i = 0; i < 12; i++) {
+    for (int i = 0; i < 12; i++) {
         float v = ((float *)x->data)[i];
         CHECK_NEAR(g[i], 3.0f * v * v, 1e-5 * (1.0 + 3.0 * v * v));
     }
@@ -432,8 +417,7 @@ static void test_nothing_is_allocated_after_the_first_step(void) {
     int64_t four[1] = { 4 };
     mixp_tensor *x = param2(6, 5), *w = param2(4, 5), *b = mixp_param(ctx, NULL, MIXP_F32, 1, four);
     int64_t first = 0;
-    int step;
-    for (step = 0; step < 6; step++) {
+    for (int step = 0; step < 6; step++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(ctx);
         MIXP_AUTOCAST(ctx, MIXP_F16) { loss = step_of_everything(x, w, b); }
@@ -565,8 +549,7 @@ static void test_bad_slices(mixp_tensor *x) {       /* [6, 5] */
 static void test_bad_concat(mixp_tensor *x, mixp_tensor *w) {
     mixp_tensor *many[70];
     const char *why = "";
-    int i;
-    for (i = 0; i < 70; i++) many[i] = x;
+    for (int i = 0; i < 70; i++) many[i] = x;
     many[66] = w;
     REFUSED(mixp_concat(ctx, 70, many, 0), MIXP_ERR_SHAPE);
     mixp_context_error(ctx, &why);
@@ -702,9 +685,8 @@ static void test_attention_scale(void) {
     const int64_t shape[3] = { 1, 2, 12 };
     float data[24] = { 0 }, scale;
     mixp_context *c = mixp_context_new(NULL);
-    size_t i;
     mixp_step_begin(c);
-    for (i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++) {
         memcpy(&scale, &bad[i], sizeof scale);
         CHECK(!mixp_attention(c, mixp_input(c, MIXP_F32, 3, shape, data), 2, 1, scale));
         CHECK_INT(mixp_context_error(c, NULL), MIXP_ERR_ARGUMENT);
@@ -715,8 +697,7 @@ static void test_attention_scale(void) {
 }
 
 static void test_gradient_of_a_shared_b_is_rounded_once(void) {
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
         if (mixp_cpu_with((mixp_isa)isa)) shared_b_everywhere(mixp_cpu_with((mixp_isa)isa));
     shared_b_ones(mixp_cpu(), MIXP_BF16, 4096);
     shared_b_ones(mixp_cpu(), MIXP_F16, 4096);
@@ -726,8 +707,7 @@ static void test_gradient_of_a_shared_b_is_rounded_once(void) {
 static void test_products_of_an_empty_batch(void) {
     const int64_t none[3] = { 0, 3, 3 };
     float         got[9] = { 0 };
-    int           i, k;
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         mixp_tensor *w = param2(3, 3), *x, *y, *shared = w;
         const int    first = i & 1, one = i & 8;
         const int64_t ones[3] = { 1, 3, 3 };
@@ -739,7 +719,7 @@ static void test_products_of_an_empty_batch(void) {
         CHECK(y && y->rank == 3 && y->shape[0] == 0 && y->shape[1] == 3 && y->shape[2] == 3);
         CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
         CHECK_INT(mixp_read(w->grad, got, MIXP_F32, 9), MIXP_OK);
-        for (k = 0; k < 9; k++) CHECK_NEAR((double)got[k], 0, 0);
+        for (int k = 0; k < 9; k++) CHECK_NEAR((double)got[k], 0, 0);
     }
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }

@@ -20,8 +20,7 @@ static const mixp_device *device;   /* the one under test */
 
 /* Runs fn on the CPU, held to each instruction set that this machine has. */
 static void on_each_cpu(void (*fn)(void)) {
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         device = mixp_cpu_with((mixp_isa)isa);
         if (device) fn();
     }
@@ -170,22 +169,20 @@ static void compare(const char *op, const char *what, const mixp_tensor *t, mixp
 static int check_operator(const op_case *c, int index, mixp_dtype dtype, const double *want) {
     static const char *const grad_name[] = { "gradient 0", "gradient 1", "gradient 2" };
     mixp_context *ctx = context();
-    mixp_tensor *y, *dy;
     op_inputs in;
-    const char *text;
     float v[MAX_VALUES];
     int i, used = c->count;
     uint32_t gen = gen_start(200u + (uint32_t)index);
     memset(&in, 0, sizeof in);
     mixp_step_begin(ctx);
-    for (text = c->inputs; *text; text += *text == ' ')
+    for (const char *text = c->inputs; *text; text += *text == ' ')
         text = make_input(ctx, text, &gen, dtype, &in);
     gen_short(&gen, v, c->count);
-    y = apply(ctx, c->name, in.t);
+    mixp_tensor *y = apply(ctx, c->name, in.t);
     if (y) {
         CHECK_INT(y->count, c->count);
         compare(c->name, "result", y, dtype, want);
-        dy = mixp_input(ctx, MIXP_F32, y->rank, y->shape, v);
+        mixp_tensor *dy = mixp_input(ctx, MIXP_F32, y->rank, y->shape, v);
         mixp_backward(ctx, mixp_sum(ctx, mixp_mul(ctx, y, dy), MIXP_ALL, 0));
         for (i = 0; i < in.n; i++) {
             if (!in.wants_grad[i]) continue;
@@ -259,7 +256,6 @@ static void test_autocast_dtypes(void) {
 
 static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, double max_norm) {
     mixp_optimizer_desc a = mixp_adamw_defaults();
-    mixp_optimizer_desc adam;
     mixp_optimizer_desc s = mixp_sgd_defaults();
     if (!strcmp(c->kind, "sgd")) {
         s.lr = c->lr;
@@ -276,7 +272,7 @@ static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, doubl
     a.eps = c->eps;
     a.weight_decay = c->weight_decay;
     a.max_norm = max_norm;
-    adam = args_adam(&a);
+    mixp_optimizer_desc adam = args_adam(&a);
     return strcmp(c->kind, "adam") ? mixp_optimizer_new(ctx, &a) : mixp_optimizer_new(ctx, &adam);
 }
 
@@ -291,23 +287,21 @@ static void check_optimizer(int index, int inside) {
     mixp_optimizer *opt = new_optimizer(ctx, c, inside ? c->max_norm : 0.0);
     uint32_t gen = gen_start(3);
     float v[OPT_COUNT], grad[OPT_COUNT];
-    mixp_tensor *p, *g;
-    int step, i;
     int32_t shift[OPT_COUNT];
     gen_fill(&gen, 1.0f, v, OPT_COUNT);
     memset(grad, 0, sizeof grad);
-    p = param(ctx, NULL, MIXP_F32, 1, shape, v);
-    g = mixp_view(ctx, "g", MIXP_F32, 1, shape, grad);
+    mixp_tensor *p = param(ctx, NULL, MIXP_F32, 1, shape, v);
+    mixp_tensor *g = mixp_view(ctx, "g", MIXP_F32, 1, shape, grad);
     mixp_optimizer_add(opt, p, g);
-    for (step = 0; step < OPT_STEPS; step++) {
+    for (int step = 0; step < OPT_STEPS; step++) {
         gen_fill(&gen, 1.0f, grad, OPT_COUNT);
         gen_ints(&gen, 25, shift, OPT_COUNT);
-        for (i = 0; i < OPT_COUNT; i++) grad[i] = ldexpf(grad[i], -shift[i]);
+        for (int i = 0; i < OPT_COUNT; i++) grad[i] = ldexpf(grad[i], -shift[i]);
         mixp_step_begin(ctx);
         if (!inside && c->max_norm > 0) mixp_clip_grad_norm(opt, c->max_norm);
         CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
         mixp_read(p, v, MIXP_F32, OPT_COUNT);
-        for (i = 0; i < OPT_COUNT; i++, exact++, torch++) {
+        for (int i = 0; i < OPT_COUNT; i++, exact++, torch++) {
             if (fabs((double)v[i] - *exact) <= allowed && fabs((double)v[i] - *torch) <= allowed)
                 continue;
             test_bad++;
@@ -319,8 +313,7 @@ static void check_optimizer(int index, int inside) {
 }
 
 static void optimizers_here(void) {
-    int i;
-    for (i = 0; i < OPT_CASES; i++) {
+    for (int i = 0; i < OPT_CASES; i++) {
         check_optimizer(i, 1);
         check_optimizer(i, 0);
     }
@@ -329,8 +322,7 @@ static void test_optimizers(void) { on_each_cpu(optimizers_here); }
 
 static void clip_here(void) {
     const int64_t five[] = { 5 }, three[] = { 3 };
-    int row, i;
-    for (row = 0; row < OPT_CLIPS; row++) {
+    for (int row = 0; row < OPT_CLIPS; row++) {
         const double *want = opt_clip + row * 10;
         mixp_context *ctx = context();
         mixp_optimizer *opt = new_sgd(ctx);
@@ -340,14 +332,14 @@ static void clip_here(void) {
         if (!opt) { mixp_context_clear_error(ctx); opt = mixp_optimizer_new(ctx, &plain); }
         gen_fill(&gen, 1.0f, grad, 5);
         gen_fill(&gen, 1.0f, grad + 5, 3);
-        for (i = 0; i < 8; i++) grad[i] *= (float)want[0];
+        for (int i = 0; i < 8; i++) grad[i] *= (float)want[0];
         mixp_optimizer_add(opt, mixp_param(ctx, "a", MIXP_F32, 1, five),
                            mixp_view(ctx, "da", MIXP_F32, 1, five, grad));
         mixp_optimizer_add(opt, mixp_param(ctx, "b", MIXP_F32, 1, three),
                            mixp_view(ctx, "db", MIXP_F32, 1, three, grad + 5));
         mixp_step_begin(ctx);
         CHECK_INT(mixp_clip_grad_norm(opt, 1.0), MIXP_OK);
-        for (i = 0; i < 8; i++) CHECK_NEAR(grad[i], want[2 + i], 3e-7 * fabs(want[2 + i]));
+        for (int i = 0; i < 8; i++) CHECK_NEAR(grad[i], want[2 + i], 3e-7 * fabs(want[2 + i]));
         mixp_optimizer_step(opt);
         CHECK_NEAR(mixp_optimizer_verdict(opt).grad_norm, want[1], 1e-6 * want[1]);
         end_context(ctx);
@@ -364,7 +356,6 @@ static void test_scaler_rule(void) {
         mixp_scaler_desc desc;
         mixp_scaler_rule rule;
         mixp_scaler_state state;
-        const char *s;
         memset(&desc, 0, sizeof desc);
         memset(&state, 0, sizeof state);
         desc.init_scale = c->scale;
@@ -374,7 +365,7 @@ static void test_scaler_rule(void) {
         CHECK_INT(mixp_scaler_rule_resolve(&desc, &rule), MIXP_OK);
         state.scale = rule.init_scale;
         state.hysteresis_left = rule.hysteresis;
-        for (s = c->steps; *s; s++, at++) {
+        for (const char *s = c->steps; *s; s++, at++) {
             mixpi_scaler_advance(&state, &rule, *s == 'x');
             CHECK_INT(mixp_bits_of_f32(state.scale), scaler_bits[at]);
             CHECK_INT(state.growth_tracker, scaler_tracker[at]);
@@ -398,7 +389,6 @@ static void pair_new(pair *s, const scaler_run *r, uint32_t *gen) {
     mixp_optimizer_desc desc = mixp_adamw_defaults();
     mixp_scaler_desc sd;
     float v[SCALER_COUNT];
-    int i;
     memset(s, 0, sizeof *s);
     memset(&sd, 0, sizeof sd);
     desc.lr = 1e-2;
@@ -408,7 +398,7 @@ static void pair_new(pair *s, const scaler_run *r, uint32_t *gen) {
     sd.growth_interval = r->interval;
     s->ctx = context();
     s->scaler = mixp_scaler_new(s->ctx, &sd);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         gen_fill(gen, 1.0f, v, SCALER_COUNT);
         s->p[i] = param(s->ctx, names[i], MIXP_F32, 1, shape, v);
         s->opt[i] = mixp_optimizer_new(s->ctx, &desc);
@@ -419,24 +409,22 @@ static void pair_new(pair *s, const scaler_run *r, uint32_t *gen) {
 
 static void pair_gradients(pair *s, const scaler_run *r, int step, uint32_t *gen) {
     float v[SCALER_COUNT], scale = mixp_scaler_loss_scale(s->scaler);
-    int i, k, batch;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         mixp_zero_grad(s->opt[i]);
-        for (batch = 0; batch < r->batches; batch++) {
+        for (int batch = 0; batch < r->batches; batch++) {
             gen_fill(gen, 1.0f, v, SCALER_COUNT);
-            for (k = 0; k < SCALER_COUNT; k++) s->grad[i][k] += v[k] * scale;
+            for (int k = 0; k < SCALER_COUNT; k++) s->grad[i][k] += v[k] * scale;
         }
         if (step == r->bad_step && i == r->bad_in) s->grad[i][2] = mixp_f32_of_bits(0x7F800000u);
     }
 }
 
 static void pair_step(pair *s, const scaler_run *r) {
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         if (r->unscale_first) CHECK_INT(mixp_scaler_unscale(s->scaler, s->opt[i]), MIXP_OK);
         if (r->unscale_first && r->max_norm > 0) mixp_clip_grad_norm(s->opt[i], r->max_norm);
     }
-    for (i = 0; i < 2; i++) CHECK_INT(mixp_scaler_step(s->scaler, s->opt[i]), MIXP_OK);
+    for (int i = 0; i < 2; i++) CHECK_INT(mixp_scaler_step(s->scaler, s->opt[i]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(s->scaler), MIXP_OK);
 }
 
@@ -445,9 +433,8 @@ static void check_run(const scaler_run *r) {
     mixp_scaler_saved saved;
     float v[2][SCALER_COUNT];
     pair s;
-    int step, i, k;
     pair_new(&s, r, &gen);
-    for (step = 0; step < r->steps; step++) {
+    for (int step = 0; step < r->steps; step++) {
         mixp_step_begin(s.ctx);
         mixp_read(s.p[r->bad_in], v[0], MIXP_F32, SCALER_COUNT);
         pair_gradients(&s, r, step, &gen);
@@ -458,18 +445,17 @@ static void check_run(const scaler_run *r) {
     CHECK_INT(mixp_scaler_save(s.scaler, &saved), MIXP_OK);
     CHECK_NEAR(saved.scale, r->want[0], 0);
     CHECK_NEAR(saved.growth_tracker, r->want[1], 0);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         CHECK_NEAR(mixp_optimizer_applied(s.opt[i]), r->want[2 + i], 0);
         mixp_read(s.p[i], v[i], MIXP_F32, SCALER_COUNT);
-        for (k = 0; k < SCALER_COUNT; k++)
+        for (int k = 0; k < SCALER_COUNT; k++)
             CHECK_NEAR(v[i][k], r->want[4 + i * SCALER_COUNT + k], 3e-7);
     }
     end_context(s.ctx);
 }
 
 static void runs_here(void) {
-    int i;
-    for (i = 0; i < SCALER_RUNS; i++) {
+    for (int i = 0; i < SCALER_RUNS; i++) {
         scaler_run r = scaler_runs[i];
         check_run(&r);
         r.unscale_first = !r.unscale_first;     /* with or without: the same result */
@@ -512,14 +498,13 @@ static mixp_tensor *gpt_loss(mixp_context *ctx, mixp_tensor **p, const int32_t *
     const int64_t shape[] = { GPT_BATCH, GPT_BLOCK };
     int32_t ids[GPT_TOKENS], targets[GPT_TOKENS];
     mixp_tensor *x, *h;
-    int b, i;
-    for (b = 0; b < GPT_BATCH; b++)
-        for (i = 0; i < GPT_BLOCK; i++) {
+    for (int b = 0; b < GPT_BATCH; b++)
+        for (int i = 0; i < GPT_BLOCK; i++) {
             ids[b * GPT_BLOCK + i] = text[b * (GPT_BLOCK + 1) + i];
             targets[b * GPT_BLOCK + i] = text[b * (GPT_BLOCK + 1) + i + 1];
         }
     x = mixp_add(ctx, mixp_embedding(ctx, p[0], mixp_input(ctx, MIXP_I32, 2, shape, ids)), p[1]);
-    for (i = 2; i < GPT_PARAMS - 1; i += 6) {
+    for (int i = 2; i < GPT_PARAMS - 1; i += 6) {
         h = mixp_layer_norm(ctx, x, p[i], NULL, 1e-5f);
         h = mixp_attention(ctx, mixp_linear(ctx, h, p[i + 1], NULL), GPT_HEADS, 1, 0.0f);
         x = mixp_add(ctx, x, mixp_linear(ctx, h, p[i + 2], NULL));
@@ -534,20 +519,18 @@ static mixp_tensor *gpt_loss(mixp_context *ctx, mixp_tensor **p, const int32_t *
 /* Weight decay on the matrices only. */
 static mixp_optimizer *gpt_optimizer(mixp_context *ctx, mixp_tensor **p, int lean) {
     mixp_optimizer_desc desc = mixp_adamw_defaults();
-    mixp_optimizer *opt;
     mixp_param_group group;
-    int i;
     desc.lr = 1e-3;
     desc.beta2 = 0.99;
     desc.weight_decay = 0.1;
     desc.max_norm = lean ? 1.0 : 0.0;
-    opt = mixp_optimizer_new(ctx, &desc);
-    for (i = 0; i < GPT_PARAMS; i++)
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &desc);
+    for (int i = 0; i < GPT_PARAMS; i++)
         if (p[i]->rank == 2) mixp_optimizer_add(opt, p[i], NULL);
     mixp_optimizer_group(opt, 0, &group);
     group.weight_decay = 0;
     CHECK_INT(mixp_optimizer_add_group(opt, &group), 1);
-    for (i = 0; i < GPT_PARAMS; i++)
+    for (int i = 0; i < GPT_PARAMS; i++)
         if (p[i]->rank == 1) mixp_optimizer_add(opt, p[i], NULL);
     return opt;
 }
@@ -577,40 +560,36 @@ static void gpt_train(gpt_run *run) {
     int32_t text[GPT_BATCHES][GPT_BATCH * (GPT_BLOCK + 1)];
     mixp_context *ctx = context();
     mixp_tensor *p[GPT_PARAMS];
-    mixp_optimizer *opt;
     mixp_scaler *scaler = NULL;
     mixp_scaler_desc desc;
     uint32_t gen = gen_start(2);
-    int64_t k;
-    int i;
     memset(&desc, 0, sizeof desc);
     desc.init_scale = run->init_scale;
     gen_ints(&gen, GPT_VOCAB, text[0], COUNT_OF(text) * COUNT_OF(text[0]));
     gpt_params(ctx, p);
-    opt = gpt_optimizer(ctx, p, run->lean);
+    mixp_optimizer *opt = gpt_optimizer(ctx, p, run->lean);
     if (run->init_scale > 0) scaler = mixp_scaler_new(ctx, &desc);
-    for (i = 0; i < GPT_STEPS; i++) gpt_step(ctx, run, i, p, text[i % GPT_BATCHES], opt, scaler);
-    for (i = 0; i < GPT_PARAMS; i++) {
+    for (int i = 0; i < GPT_STEPS; i++) gpt_step(ctx, run, i, p, text[i % GPT_BATCHES], opt, scaler);
+    for (int i = 0; i < GPT_PARAMS; i++) {
         run->final[i] = 0;
         mixp_read(p[i], v, MIXP_F32, p[i]->count);
-        for (k = 0; k < p[i]->count; k++) run->final[i] += (double)v[k] * (double)v[k];
+        for (int64_t k = 0; k < p[i]->count; k++) run->final[i] += (double)v[k] * (double)v[k];
     }
     end_context(ctx);
 }
 
 static void gpt_f32_here(void) {
     gpt_run run;
-    int lean, i;
-    for (lean = 0; lean < 2; lean++) {
+    for (int lean = 0; lean < 2; lean++) {
         memset(&run, 0, sizeof run);
         run.lean = lean;
         gpt_train(&run);
-        for (i = 0; i < GPT_STEPS; i++) {
+        for (int i = 0; i < GPT_STEPS; i++) {
             CHECK_NEAR(run.loss[i], gpt_loss_f64[i], 1e-6 * gpt_loss_f64[i]);
             CHECK_NEAR(run.loss[i], gpt_loss_f32[i], 1e-6 * gpt_loss_f32[i]);
             CHECK_NEAR(run.norm[i], gpt_norm_f64[i], 1e-5 * gpt_norm_f64[i]);
         }
-        for (i = 0; i < GPT_PARAMS; i++)
+        for (int i = 0; i < GPT_PARAMS; i++)
             CHECK_NEAR(run.final[i], gpt_final_f64[i], 1e-5 * gpt_final_f64[i]);
     }
 }
@@ -619,14 +598,13 @@ static void test_gpt_f32(void) { on_each_cpu(gpt_f32_here); }
 /* Bounds: about three times what PyTorch's own rounding costs in this run. */
 static void gpt_low_here(void) {
     gpt_run run;
-    int lean, i;
-    for (lean = 0; lean < 2; lean++) {
+    for (int lean = 0; lean < 2; lean++) {
         memset(&run, 0, sizeof run);
         run.lean = lean;
         run.region = MIXP_F16;
         run.init_scale = 65536.0f;
         gpt_train(&run);
-        for (i = 0; i < GPT_STEPS; i++) {
+        for (int i = 0; i < GPT_STEPS; i++) {
             CHECK_NEAR(run.loss[i], gpt_loss_f16[i], 5e-4);
             CHECK_NEAR(run.loss[i], gpt_loss_f64[i], 5e-4);
             CHECK_NEAR(run.norm[i], gpt_norm_f64[i], 3e-3);
@@ -635,7 +613,7 @@ static void gpt_low_here(void) {
         run.region = MIXP_BF16;
         run.init_scale = 0.0f;
         gpt_train(&run);
-        for (i = 0; i < GPT_STEPS; i++) {
+        for (int i = 0; i < GPT_STEPS; i++) {
             CHECK_NEAR(run.loss[i], gpt_loss_bf16[i], 2.5e-3);
             CHECK_NEAR(run.loss[i], gpt_loss_f64[i], 2.5e-3);
         }
@@ -648,12 +626,11 @@ static void test_gpt_autocast(void) { on_each_cpu(gpt_low_here); }
  * it is summed in f32. So 2^28 takes as many skips here as 2^27 there. */
 static void gpt_overflow_here(void) {
     gpt_run run;
-    int i;
     memset(&run, 0, sizeof run);
     run.region = MIXP_F16;
     run.init_scale = 268435456.0f;
     gpt_train(&run);
-    for (i = 0; i < GPT_STEPS; i++) {
+    for (int i = 0; i < GPT_STEPS; i++) {
         CHECK_NEAR(run.scale[i], 2.0 * gpt_scale_overflow[i], 0);
         CHECK_NEAR(run.loss[i], gpt_loss_overflow[i], 5e-4);
         if (i >= GPT_BATCHES && i < 8) CHECK_NEAR(run.loss[i], run.loss[i - GPT_BATCHES], 0);

@@ -146,7 +146,6 @@ static void misuse_is_told(void) {
         head h = head_new(0);
         mixp_tensor *loss = NULL, *scaled;
         const char *why = "";
-        mixp_result r;
         mixp_step_begin(h.ctx);
         logits_of(&h);
         scaled = mixp_scaler_cross_entropy(h.scaler, h.logits, targets_of(&h), MIXP_IGNORE, 1, &loss);
@@ -154,7 +153,7 @@ static void misuse_is_told(void) {
         if (i == 0) CHECK_INT(mixp_backward(h.ctx, mixp_scale(h.ctx, scaled, 2)), MIXP_ERR_ORDER);
         if (i == 1) CHECK(!mixp_argmax(h.ctx, h.logits, -1, 0));
         if (i == 2) CHECK_INT(mixp_backward(h.ctx, loss), MIXP_ERR_ORDER);
-        r = mixp_context_error(h.ctx, &why);
+        mixp_result r = mixp_context_error(h.ctx, &why);
         CHECK_INT(r, MIXP_ERR_ORDER);
         CHECK_TEXT(why, i == 0 ? "can only be passed to mixp_backward"
                       : i == 1 ? "no longer exists: it was disposable" : "nothing was recorded");

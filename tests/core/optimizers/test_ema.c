@@ -27,9 +27,8 @@ typedef struct training {
 
 static void set(mixp_tensor *t, uint64_t seed, double size) {
     static float values[COUNT];
-    int i;
     random_state = seed;
-    for (i = 0; i < COUNT; i++) values[i] = (float)(size * random_value());
+    for (int i = 0; i < COUNT; i++) values[i] = (float)(size * random_value());
     CHECK_INT(mixp_write(t, values, MIXP_F32, COUNT), MIXP_OK);
 }
 
@@ -86,19 +85,18 @@ static void follow(int isa, weight_kind kind, double decay) {
     static double want[COUNT];
     static float w[COUNT], got[COUNT];
     training m = training_of(isa, kind);
-    int i, t;
     if (!m.ctx) return;
     read_weight(&m, kind, w);
-    for (i = 0; i < COUNT; i++) want[i] = (double)w[i];
+    for (int i = 0; i < COUNT; i++) want[i] = (double)w[i];
     CHECK_INT(mixp_optimizer_set_ema(m.opt, decay), MIXP_OK);
-    for (t = 0; t < 12; t++) {
+    for (int t = 0; t < 12; t++) {
         const int bad = t % 5 == 3;
         step(&m, t, bad);
         read_weight(&m, kind, w);
-        for (i = 0; i < COUNT && !bad; i++)
+        for (int i = 0; i < COUNT && !bad; i++)
             want[i] = decay * want[i] + (1.0 - decay) * (double)w[i];
         read_state(&m, MIXP_STATE_EMA, got);
-        for (i = 0; i < COUNT; i++) CHECK_NEAR(got[i], want[i], 1e-6);
+        for (int i = 0; i < COUNT; i++) CHECK_NEAR(got[i], want[i], 1e-6);
     }
     CHECK_INT(mixp_optimizer_applied(m.opt), 10);
     mixp_context_free(m.ctx);
@@ -106,10 +104,9 @@ static void follow(int isa, weight_kind kind, double decay) {
 
 static void test_as_a_loop_in_double(void) {
     static const double decays[] = { 0.0, 0.25, 0.75, 0.99 };
-    int isa, kind, d;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-        for (kind = F32_ALONE; kind <= BF16_ALONE; kind++)
-            for (d = 0; d < 4; d++) follow(isa, (weight_kind)kind, decays[d]);
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (int kind = F32_ALONE; kind <= BF16_ALONE; kind++)
+            for (int d = 0; d < 4; d++) follow(isa, (weight_kind)kind, decays[d]);
 }
 
 static void test_a_skipped_step(void) {
@@ -131,10 +128,9 @@ static void test_a_skipped_step(void) {
 /* After the first step, a step takes no memory. */
 static void test_no_step_allocates(void) {
     training m = training_of(-1, F32_ALONE);
-    int64_t before;
     CHECK_INT(mixp_optimizer_set_ema(m.opt, 0.9), MIXP_OK);
     step(&m, 0, 0);
-    before = mixp_context_memory(m.ctx).allocations;
+    int64_t before = mixp_context_memory(m.ctx).allocations;
     step(&m, 1, 0);
     CHECK_INT(mixp_context_memory(m.ctx).allocations, before);
     mixp_context_free(m.ctx);
@@ -145,14 +141,12 @@ static void test_no_step_allocates(void) {
 static void test_added_later(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer_desc d = mixp_sgd_defaults();
-    mixp_optimizer *opt;
-    mixp_tensor *a, *b;
     const int64_t one = 1;
     float w[2] = { 1.0f, 4.0f }, g[2] = { 1.0f, 2.0f }, got;
     d.lr = 1.0;
-    opt = mixp_optimizer_new(ctx, &d);
-    a = mixp_view(ctx, "a", MIXP_F32, 1, &one, &w[0]);
-    b = mixp_view(ctx, "b", MIXP_F32, 1, &one, &w[1]);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
+    mixp_tensor *a = mixp_view(ctx, "a", MIXP_F32, 1, &one, &w[0]);
+    mixp_tensor *b = mixp_view(ctx, "b", MIXP_F32, 1, &one, &w[1]);
     CHECK_INT(mixp_optimizer_add(opt, a, mixp_view(ctx, "ga", MIXP_F32, 1, &one, &g[0])), MIXP_OK);
     CHECK_INT(mixp_optimizer_set_ema(opt, 0.5), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(opt, b, mixp_view(ctx, "gb", MIXP_F32, 1, &one, &g[1])), MIXP_OK);
@@ -178,7 +172,6 @@ static void starts_at_the_first_step(weight_kind kind, const char *path) {
     static float w[COUNT], before[COUNT], got[COUNT];
     training m = training_of(-1, kind), file = training_of(-1, kind);
     mixp_checkpoint all;
-    int i;
     CHECK_INT(mixp_optimizer_set_ema(m.opt, 0.5), MIXP_OK);
     set(m.w, 77, 1.0);
     read_weight(&m, kind, before);
@@ -191,7 +184,7 @@ static void starts_at_the_first_step(weight_kind kind, const char *path) {
     step(&m, 0, 0);
     read_weight(&m, kind, w);
     read_state(&m, MIXP_STATE_EMA, got);
-    for (i = 0; i < COUNT; i++) CHECK_NEAR(got[i], 0.5 * (double)before[i] + 0.5 * (double)w[i], 1e-6);
+    for (int i = 0; i < COUNT; i++) CHECK_NEAR(got[i], 0.5 * (double)before[i] + 0.5 * (double)w[i], 1e-6);
     set(m.w, 78, 1.0);
     read_state(&m, MIXP_STATE_EMA, w);
     CHECK(same(got, w));
@@ -214,7 +207,7 @@ static void starts_at_the_first_step(weight_kind kind, const char *path) {
     step(&m, 0, 0);
     read_weight(&m, kind, w);
     read_state(&m, MIXP_STATE_EMA, got);
-    for (i = 0; i < COUNT; i++) CHECK_NEAR(got[i], 0.5 * (double)before[i] + 0.5 * (double)w[i], 1e-6);
+    for (int i = 0; i < COUNT; i++) CHECK_NEAR(got[i], 0.5 * (double)before[i] + 0.5 * (double)w[i], 1e-6);
     mixp_context_free(m.ctx);
     mixp_context_free(file.ctx);
 }
@@ -232,19 +225,17 @@ static void test_starts_at_the_first_step(void) {
 static void test_without_a_gradient(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer_desc d = mixp_sgd_defaults();
-    mixp_optimizer *opt;
     const int64_t one = 1;
     mixp_tensor *a = mixp_param(ctx, "a", MIXP_F32, 1, &one);
     mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 1, &one);
     float got;
-    int i;
     d.lr = 0.25;
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
     mixp_fill(a, 1.0);
     mixp_fill(b, 1.0);
     CHECK_INT(mixp_optimizer_set_ema(opt, 0.5), MIXP_OK);
-    for (i = 0; i < 2; i++) {   /* a 1 -> 0.75 -> 0.5; b has no gradient */
+    for (int i = 0; i < 2; i++) {   /* a 1 -> 0.75 -> 0.5; b has no gradient */
         if (i == 1) mixp_fill(b, 3.0);
         CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
         mixp_zero_grad(opt);
@@ -264,9 +255,8 @@ static void swapped_and_back(weight_kind kind) {
     static float w[COUNT], master[COUNT], ema[COUNT], got[COUNT];
     training m = training_of(-1, kind), plain = training_of(-1, kind);
     mixp_tensor *low = kind == F32_ALONE ? mixp_tensor_low(m.w, MIXP_F16) : m.w;
-    int i, t;
     CHECK_INT(mixp_optimizer_set_ema(m.opt, 0.75), MIXP_OK);
-    for (t = 0; t < 6; t++) {
+    for (int t = 0; t < 6; t++) {
         step(&m, t, 0);
         step(&plain, t, 0);
         CHECK_INT(mixp_read(m.w, w, MIXP_F32, COUNT), MIXP_OK);
@@ -274,14 +264,14 @@ static void swapped_and_back(weight_kind kind) {
         read_state(&m, MIXP_STATE_EMA, ema);
         CHECK_INT(mixp_optimizer_swap_ema(m.opt), MIXP_OK);
         CHECK_INT(mixp_read(m.w, got, MIXP_F32, COUNT), MIXP_OK);
-        for (i = 0; i < COUNT; i++) {
+        for (int i = 0; i < COUNT; i++) {
             float want = ema[i];
             if (kind == F16_MASTER) want = mixp_f32_from_f16(mixp_f16_from_f32(want));
             if (kind > F16_MASTER) want = mixp_f32_from_bf16(mixp_bf16_from_f32(want));
             CHECK(f32_bits(got[i]) == f32_bits(want));
         }
         CHECK_INT(mixp_read(low, got, MIXP_F32, COUNT), MIXP_OK);   /* at once, for graphs */
-        for (i = 0; i < COUNT && kind == F32_ALONE; i++)
+        for (int i = 0; i < COUNT && kind == F32_ALONE; i++)
             CHECK(got[i] == mixp_f32_from_f16(mixp_f16_from_f32(ema[i])));
         CHECK_INT(mixp_optimizer_swap_ema(m.opt), MIXP_OK);
         CHECK_INT(mixp_read(m.w, got, MIXP_F32, COUNT), MIXP_OK);
@@ -291,7 +281,7 @@ static void swapped_and_back(weight_kind kind) {
         CHECK_INT(mixp_read(plain.w, got, MIXP_F32, COUNT), MIXP_OK);
         CHECK(same(got, w));
         CHECK_INT(mixp_read(low, got, MIXP_F32, COUNT), MIXP_OK);
-        for (i = 0; i < COUNT && kind == F32_ALONE; i++)
+        for (int i = 0; i < COUNT && kind == F32_ALONE; i++)
             CHECK(got[i] == mixp_f32_from_f16(mixp_f16_from_f32(w[i])));
     }
     CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
@@ -300,8 +290,7 @@ static void swapped_and_back(weight_kind kind) {
 }
 
 static void test_swap(void) {
-    int kind;
-    for (kind = F32_ALONE; kind <= BF16_ALONE; kind++) swapped_and_back((weight_kind)kind);
+    for (int kind = F32_ALONE; kind <= BF16_ALONE; kind++) swapped_and_back((weight_kind)kind);
 }
 
 /* --- checkpoints -------------------------------------------------------------------------------- */
@@ -439,29 +428,25 @@ static void test_sharded_states(void) {
     static float w[COUNT];
     mixp_ranks_desc ranks;
     mixp_context_desc d;
-    mixp_optimizer *opt;
-    mixp_context *ctx;
-    mixp_tensor *p, *q;
-    int i;
     memset(&ranks, 0, sizeof ranks);
     memset(&d, 0, sizeof d);
     ranks.size = 2;
     ranks.shard = 1;
     ranks.sum = ranks.all_gather = no_exchange;
     d.ranks = &ranks;
-    ctx = mixp_context_new(&d);
-    opt = new_sgd(ctx);
-    p = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_optimizer *opt = new_sgd(ctx);
+    mixp_tensor *p = mixp_param(ctx, "w", MIXP_F32, 2, shape);
     CHECK_INT(mixp_fill(p, 3.0), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
-    q = mixp_param(ctx, "of_rank_1", MIXP_F32, 2, shape);
+    mixp_tensor *q = mixp_param(ctx, "of_rank_1", MIXP_F32, 2, shape);
     CHECK_INT(mixp_optimizer_add(opt, q, NULL), MIXP_OK);
     CHECK_INT(mixp_optimizer_set_ema(opt, 0.5), MIXP_OK);
     told(ctx, mixp_optimizer_read(opt, q, MIXP_STATE_EMA, w, COUNT), MIXP_ERR_ARGUMENT,
          "mixp_optimizer_swap_ema on all ranks");
     told(ctx, mixp_optimizer_swap_ema(opt), MIXP_ERR_RANKS, "the cable is cut");
     CHECK_INT(mixp_read(p, w, MIXP_F32, COUNT), MIXP_OK);
-    for (i = 0; i < COUNT; i++) CHECK_NEAR(w[i], 3.0, 0.0);
+    for (int i = 0; i < COUNT; i++) CHECK_NEAR(w[i], 3.0, 0.0);
     mixp_context_free(ctx);
 }
 

@@ -133,7 +133,6 @@ static void wrong(int kind, int option, mixp_dtype dtype, const char *what) {
 
 static void laws(int kind, int option, mixp_dtype dtype) {
     static float straight[STATES + 1][N], again[STATES + 1][N];
-    mixp_checkpoint c;
     run a, b;
     tried++;
     if (!run_open(&a, kind, option, dtype)) {
@@ -143,7 +142,7 @@ static void laws(int kind, int option, mixp_dtype dtype) {
 
     /* Saved in the middle, then a step with an Inf: it is skipped, and changes nothing. */
     for (int step = 0; step < SAVED; step++) run_step(&a, step, 1.0f);
-    c = whole(&a);
+    mixp_checkpoint c = whole(&a);
     CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
     run_read(&a, straight);
     run_step(&a, SAVED, 1e38f);

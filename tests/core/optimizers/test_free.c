@@ -31,7 +31,6 @@ typedef struct rig {
 static rig rig_open(void) {
     mixp_context_desc d;
     rig r;
-    int i;
     memset(&d, 0, sizeof d);
     d.allocate = count_allocate;
     d.release = count_release;
@@ -39,7 +38,7 @@ static rig rig_open(void) {
     alive = 0;
     r.ctx = mixp_context_new(&d);
     r.scaler = mixp_scaler_new(r.ctx, NULL);
-    for (i = 0; i < OPTIMIZERS; i++) {
+    for (int i = 0; i < OPTIMIZERS; i++) {
         const char name[2] = { (char)('a' + i), '\0' };
         r.w[i] = mixp_param(r.ctx, name, MIXP_F32, 1, three);
         r.opt[i] = new_sgd(r.ctx);
@@ -73,25 +72,22 @@ static void backward(rig *r, int i, float factor) {
 
 static void test_nothing_is_kept(void) {
     rig r = rig_open();
-    mixp_memory before, after;
     int64_t pieces = alive;
-    int i;
     CHECK_INT(mixp_scaler_free(NULL), MIXP_OK);
     CHECK_INT(mixp_optimizer_free(NULL), MIXP_OK);
     CHECK_INT(mixp_graph_free(NULL), MIXP_OK);
-    before = mixp_context_memory(r.ctx);
-    for (i = 0; i < 50; i++) {
+    mixp_memory before = mixp_context_memory(r.ctx);
+    for (int i = 0; i < 50; i++) {
         mixp_optimizer_desc d = mixp_muon_defaults();
         mixp_optimizer *muon = mixp_optimizer_new(r.ctx, &d), *adamw = mixp_optimizer_new(r.ctx, NULL);
-        int k;
-        for (k = 0; k < OPTIMIZERS; k++)
+        for (int k = 0; k < OPTIMIZERS; k++)
             CHECK_INT(mixp_optimizer_add(adamw, r.w[k], NULL), MIXP_OK);
         CHECK(mixp_context_memory(r.ctx).used > before.used);
         CHECK_INT(mixp_optimizer_free(muon), MIXP_OK);
         CHECK_INT(mixp_optimizer_free(adamw), MIXP_OK);
         CHECK_INT(mixp_scaler_free(mixp_scaler_new(r.ctx, NULL)), MIXP_OK);
     }
-    after = mixp_context_memory(r.ctx);
+    mixp_memory after = mixp_context_memory(r.ctx);
     CHECK_INT(alive, pieces);
     CHECK_INT(after.used, before.used);
     CHECK_INT(after.allocated, before.allocated);
@@ -101,7 +97,6 @@ static void test_nothing_is_kept(void) {
 /* Its parameters go on with another; the first of all, and the last, are taken out of lists. */
 static void test_an_optimizer_goes(void) {
     rig r = rig_open();
-    mixp_optimizer *next;
     backward(&r, 0, 2.0f);
     CHECK_INT(mixp_scaler_step(r.scaler, r.opt[0]), MIXP_OK);
     refused(&r, mixp_optimizer_free(r.opt[0]), "in the middle of a step");
@@ -109,7 +104,7 @@ static void test_an_optimizer_goes(void) {
     CHECK_INT(mixp_scaler_verdict(r.scaler).outcome, MIXP_STEP_APPLIED);
     CHECK_INT(mixp_optimizer_free(r.opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_verdict(r.scaler).outcome, MIXP_STEP_NONE);
-    next = new_sgd(r.ctx);
+    mixp_optimizer *next = new_sgd(r.ctx);
     CHECK_INT(mixp_optimizer_add(next, r.w[0], NULL), MIXP_OK);
     CHECK_INT(mixp_zero_grad(next), MIXP_OK);
     mixp_step_begin(r.ctx);
@@ -121,19 +116,17 @@ static void test_an_optimizer_goes(void) {
 
 /* Verdicts look at all that stepped since the last update: any of them may be gone. */
 static void test_a_verdict_without_it(void) {
-    int gone, bad, i;
-    for (gone = 0; gone < OPTIMIZERS; gone++)
-        for (bad = 0; bad < OPTIMIZERS; bad++) {
+    for (int gone = 0; gone < OPTIMIZERS; gone++)
+        for (int bad = 0; bad < OPTIMIZERS; bad++) {
             rig r = rig_open();
             const char name[2] = { (char)('a' + bad), '\0' };
-            mixp_verdict v;
-            for (i = 0; i < OPTIMIZERS; i++) {
+            for (int i = 0; i < OPTIMIZERS; i++) {
                 backward(&r, i, i == bad ? HUGE_VALF : 1.0f);
                 CHECK_INT(mixp_scaler_step(r.scaler, r.opt[i]), MIXP_OK);
             }
             CHECK_INT(mixp_scaler_update(r.scaler), MIXP_OK);
             CHECK_INT(mixp_optimizer_free(r.opt[gone]), MIXP_OK);
-            v = mixp_scaler_verdict(r.scaler);
+            mixp_verdict v = mixp_scaler_verdict(r.scaler);
             CHECK_INT(v.outcome, gone == bad ? MIXP_STEP_APPLIED : MIXP_STEP_SKIPPED);
             if (gone != bad) CHECK_TEXT(v.bad_tensor, name);
             rig_close(&r);
@@ -143,9 +136,8 @@ static void test_a_verdict_without_it(void) {
 /* What it scaled cannot be used, also by a scaler that gets its memory; zero_grad is the cure. */
 static void test_a_scaler_goes(void) {
     rig r = rig_open();
-    mixp_tensor *loss;
     backward(&r, 0, 1.0f);
-    loss = mixp_scaler_scale(r.scaler, mixp_sum(r.ctx, r.w[1], MIXP_ALL, 0));
+    mixp_tensor *loss = mixp_scaler_scale(r.scaler, mixp_sum(r.ctx, r.w[1], MIXP_ALL, 0));
     CHECK_INT(mixp_scaler_free(r.scaler), MIXP_OK);
     r.scaler = mixp_scaler_new(r.ctx, NULL);
     refused(&r, mixp_backward(r.ctx, loss), "freed");
@@ -202,8 +194,7 @@ static void test_scalers_go_in_any_order(void) {
 /* In the middle of a step: what it has unscaled is true, and no optimizer waits for it. */
 static void test_a_scaler_goes_after_unscale(void) {
     rig r = rig_open();
-    int i;
-    for (i = 0; i < OPTIMIZERS; i++) backward(&r, i, 2.0f);
+    for (int i = 0; i < OPTIMIZERS; i++) backward(&r, i, 2.0f);
     CHECK_INT(mixp_scaler_unscale(r.scaler, r.opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_step(r.scaler, r.opt[1]), MIXP_OK);
     CHECK_INT(mixp_scaler_free(r.scaler), MIXP_OK);
@@ -219,7 +210,6 @@ static void test_a_scaler_of_views_goes(void) {
     static float w[3], g[3];
     rig r = rig_open();
     mixp_optimizer *opt = new_sgd(r.ctx);
-    mixp_scaler *next;
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(r.ctx, "w", MIXP_F32, 1, three, w),
                                  mixp_view(r.ctx, "g", MIXP_F32, 1, three, g)), MIXP_OK);
     g[0] = mixp_scaler_loss_scale(r.scaler);
@@ -228,7 +218,7 @@ static void test_a_scaler_of_views_goes(void) {
     CHECK_INT(mixp_scaler_update(r.scaler), MIXP_OK);
     CHECK_INT(mixp_scaler_free(r.scaler), MIXP_OK);
     CHECK_INT(mixp_zero_grad(opt), MIXP_OK);
-    next = mixp_scaler_new(r.ctx, NULL);
+    mixp_scaler *next = mixp_scaler_new(r.ctx, NULL);
     g[0] = mixp_scaler_loss_scale(next);
     CHECK_INT(mixp_scaler_step(next, opt), MIXP_OK);
     CHECK_NEAR(w[0], -2e-3, 1e-9);
@@ -238,9 +228,8 @@ static void test_a_scaler_of_views_goes(void) {
 /* With a guard on, whose looks at the scaler's state may be under way. */
 static void test_a_scaler_goes_under_a_guard(void) {
     rig r = rig_open();
-    int i;
     CHECK_INT(mixp_guard_start(r.ctx, NULL), MIXP_OK);
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         mixp_step_begin(r.ctx);
         mixp_zero_grad(r.opt[0]);
         backward(&r, 0, i == 1 ? HUGE_VALF : 1.0f);
@@ -268,11 +257,10 @@ typedef struct kept {
 static kept kept_after(mixp_dtype dtype, mixp_moment_kind moment, mixp_master_kind master) {
     mixp_optimizer_desc d = mixp_adamw_defaults();
     kept k;
-    int i;
     d.weight_decay = 0.0;
     d.states.m = d.states.v = moment;
     d.states.master = master;
-    for (i = 0; i < COUNT; i++) {
+    for (int i = 0; i < COUNT; i++) {
         start[i] = mixp_f32_from_bf16(mixp_bf16_from_f32(0.01f * (float)(i % 97 - 48)));
         grads[i] = mixp_f32_from_bf16(mixp_bf16_from_f32(0.5f + 0.003f * (float)(i % 89)));
     }

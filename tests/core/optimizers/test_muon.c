@@ -28,39 +28,36 @@ static void run_muon(mixp_context *ctx, const muon_case *c, int f32, float *out)
                                              MIXP_MUON_RATE_SPECTRAL_UNCLAMPED };
     mixp_optimizer_desc d = mixp_muon_defaults();
     mixp_tensor *w[MUON_SHAPES], *g[MUON_SHAPES];
-    mixp_optimizer *opt;
     float values[256];
     uint32_t x = gen_start(7);
-    int k, t;
     d.lr = c->lr;
     d.momentum = c->momentum;
     d.weight_decay = c->decay;
     d.nesterov = c->nesterov;
     d.muon.rate = rates[c->rate];
     d.muon.f32 = f32;
-    opt = mixp_optimizer_new(ctx, &d);
-    for (k = 0; k < MUON_SHAPES; k++) {
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
+    for (int k = 0; k < MUON_SHAPES; k++) {
         w[k] = matrix(ctx, names[k][0], k);
         g[k] = matrix(ctx, names[k][1], k);
         gen_fill(&x, 1.0f, values, (int)w[k]->count);
         CHECK_INT(mixp_write(w[k], values, MIXP_F32, w[k]->count), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(opt, w[k], g[k]), MIXP_OK);
     }
-    for (t = 0; t < MUON_STEPS; t++) {
-        for (k = 0; k < MUON_SHAPES; k++) {
+    for (int t = 0; t < MUON_STEPS; t++) {
+        for (int k = 0; k < MUON_SHAPES; k++) {
             gen_fill(&x, 1.0f, values, (int)w[k]->count);
             CHECK_INT(mixp_write(g[k], values, MIXP_F32, w[k]->count), MIXP_OK);
         }
         CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
     }
-    for (k = 0; k < MUON_SHAPES; out += w[k++]->count)
+    for (int k = 0; k < MUON_SHAPES; out += w[k++]->count)
         CHECK_INT(mixp_read(w[k], out, MIXP_F32, w[k]->count), MIXP_OK);
 }
 
 static double most_apart(const float *a, const double *b) {
     double most = 0;
-    int i;
-    for (i = 0; i < MUON_ALL; i++) {
+    for (int i = 0; i < MUON_ALL; i++) {
         double d = fabs((double)a[i] - b[i]);
         if (!(d <= most)) most = d;
     }
@@ -107,13 +104,12 @@ static void test_rmsprop_as_pytorch(void) {
         mixp_optimizer_desc d = mixp_rmsprop_defaults();
         uint32_t x = gen_start(9);
         float w[RMS_COUNT], g[RMS_COUNT];
-        mixp_optimizer *opt;
         d.lr = rms_cases[c].lr;
         d.beta2 = rms_cases[c].alpha;
         d.eps = rms_cases[c].eps;
         d.weight_decay = rms_cases[c].decay;
         d.momentum = rms_cases[c].momentum;
-        opt = mixp_optimizer_new(ctx, &d);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
         gen_fill(&x, 1.0f, w, RMS_COUNT);
         CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, &n, w),
                                      mixp_view(ctx, "g", MIXP_F32, 1, &n, g)), MIXP_OK);
@@ -142,7 +138,6 @@ typedef struct model {
 
 static model model_of(const mixp_optimizer_desc *d, mixp_dtype dtype) {
     model m;
-    int k, i;
     m.ctx = mixp_context_new(NULL);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     m.opt = mixp_optimizer_new(m.ctx, d);
@@ -151,8 +146,8 @@ static model model_of(const mixp_optimizer_desc *d, mixp_dtype dtype) {
     m.g[0] = mixp_param(m.ctx, "g0", MIXP_F32, 2, shape);
     m.g[1] = mixp_param(m.ctx, "g1", MIXP_F32, 2, wide_shape);
     random_state = 5;
-    for (k = 0; k < 2; k++) {
-        for (i = 0; i < COUNT; i++) numbers[i] = (float)random_value();
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < COUNT; i++) numbers[i] = (float)random_value();
         CHECK_INT(mixp_write(m.w[k], numbers, MIXP_F32, m.w[k]->count), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(m.opt, m.w[k], m.g[k]), MIXP_OK);
     }
@@ -161,10 +156,9 @@ static model model_of(const mixp_optimizer_desc *d, mixp_dtype dtype) {
 
 /* Steps with gradients times `scale`; bad: one of them is NaN. */
 static void train(model *m, int steps, float scale, int bad) {
-    int k, i;
     while (steps--) {
-        for (k = 0; k < 2; k++) {
-            for (i = 0; i < COUNT; i++) numbers[i] = scale * (float)random_value();
+        for (int k = 0; k < 2; k++) {
+            for (int i = 0; i < COUNT; i++) numbers[i] = scale * (float)random_value();
             if (bad && k) numbers[77] = bits_f32(0x7FC00000u);
             CHECK_INT(mixp_write(m->g[k], numbers, MIXP_F32, m->g[k]->count), MIXP_OK);
         }
@@ -195,9 +189,8 @@ static mixp_safetensors *saved(const model *m) {
 }
 /* Tensors of a name with `part` are the same in both files, which are freed. */
 static void same(mixp_safetensors *a, mixp_safetensors *b, const char *part) {
-    int64_t i;
     int n = 0;
-    for (i = 0; i < mixp_safetensors_count(a); i++) {
+    for (int64_t i = 0; i < mixp_safetensors_count(a); i++) {
         const mixp_st_entry *x = mixp_safetensors_at(a, i);
         const mixp_st_entry *y = mixp_safetensors_find(b, x->name);
         if (!strstr(x->name, part)) continue;
@@ -224,9 +217,8 @@ static void test_scaled(void) {
 
 static void test_skipped_means_untouched(void) {
     model m = model_of(NULL, MIXP_BF16);
-    mixp_safetensors *before;
     train(&m, 2, 65536.0f, 0);
-    before = saved(&m);
+    mixp_safetensors *before = saved(&m);
     train(&m, 1, 65536.0f, 1);
     CHECK_INT(mixp_scaler_verdict(m.scaler).outcome, MIXP_STEP_SKIPPED);
     CHECK_TEXT(mixp_scaler_verdict(m.scaler).bad_tensor, "wide");
@@ -241,18 +233,15 @@ static void test_skipped_means_untouched(void) {
 }
 
 static void test_resume(void) {
-    int kind;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         mixp_optimizer_desc d = mixp_muon_defaults();
-        mixp_checkpoint c;
-        model a, b;
         d.states.m = (mixp_moment_kind)kind;
         d.states.master = (mixp_master_kind)kind;
-        a = model_of(&d, MIXP_BF16);
+        model a = model_of(&d, MIXP_BF16);
         train(&a, 3, 1.0f, 0);
         mixp_safetensors_free(saved(&a));
-        b = model_of(&d, MIXP_BF16);
-        c = checkpoint_of(&b);
+        model b = model_of(&d, MIXP_BF16);
+        mixp_checkpoint c = checkpoint_of(&b);
         CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
         random_state = 9;
         train(&a, 3, 1.0f, 0);
@@ -268,22 +257,20 @@ static void test_resume(void) {
 /* Weights after 30 steps with other states stay near those with f32, in learning rates. */
 static void test_states(void) {
     static float f32[COUNT], small[COUNT];
-    int kind, i;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         mixp_optimizer_desc d = mixp_muon_defaults();
         double apart = 0, moved = 0;
-        model m;
         d.states.m = (mixp_moment_kind)kind;
         d.states.master = (mixp_master_kind)kind;
         d.lr = 0.02;
-        m = model_of(&d, MIXP_BF16);
+        model m = model_of(&d, MIXP_BF16);
         train(&m, 30, 1.0f, 0);
         CHECK_INT(mixp_read(m.w[0], small, MIXP_F32, COUNT), MIXP_OK);
         if (!kind) memcpy(f32, small, sizeof f32);
         mixp_context_free(m.ctx);
         m = model_of(&d, MIXP_BF16);
         CHECK_INT(mixp_read(m.w[0], numbers, MIXP_F32, COUNT), MIXP_OK);
-        for (i = 0; i < COUNT; i++) {
+        for (int i = 0; i < COUNT; i++) {
             apart += pow((double)(small[i] - f32[i]), 2);
             moved += pow((double)(numbers[i] - f32[i]), 2);
         }
@@ -302,19 +289,17 @@ static void test_momentum_to_the_bit(void) {
     EACH_ISA(isa, ctx) {
         mixp_optimizer_desc d = mixp_muon_defaults();
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *grad = mixp_param(ctx, "g", MIXP_F32, 2, shape);
-        mixp_optimizer *opt;
         d.max_norm = 1;
         d.muon.iterations = 1;
-        opt = mixp_optimizer_new(ctx, &d);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
         CHECK_INT(mixp_optimizer_add(opt, w, grad), MIXP_OK);
         memset(want, 0, sizeof want);
         random_state = 3;
         for (step = 0; step < 3; step++) {
-            float factor;
             for (i = 0; i < COUNT; i++) g[i] = (float)random_value();
             CHECK_INT(mixp_write(grad, g, MIXP_F32, COUNT), MIXP_OK);
             CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
-            factor = mixp_optimizer_verdict(opt).clip;
+            float factor = mixp_optimizer_verdict(opt).clip;
             CHECK(factor < 0.1f && factor > 0.001f);
             for (i = 0; i < COUNT; i++) {
                 const volatile float product = g[i] * factor;
@@ -332,9 +317,8 @@ static void test_momentum_to_the_bit(void) {
 
 static void test_steps_allocate_nothing(void) {
     model m = model_of(NULL, MIXP_BF16);
-    int64_t before;
     train(&m, 1, 65536.0f, 0);
-    before = mixp_context_memory(m.ctx).allocations;
+    int64_t before = mixp_context_memory(m.ctx).allocations;
     train(&m, 4, 65536.0f, 0);
     train(&m, 1, 65536.0f, 1);
     CHECK_INT(mixp_context_memory(m.ctx).allocations, before);
@@ -348,14 +332,13 @@ static void test_missing_gradient(void) {
     mixp_tensor *a = mixp_param(ctx, "a", MIXP_F32, 2, wide_shape);
     mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 2, wide_shape);
     mixp_tensor *g = mixp_param(ctx, "g", MIXP_F32, 2, wide_shape);
-    int i;
-    for (i = 0; i < WIDE; i++) numbers[i] = (float)random_value();
+    for (int i = 0; i < WIDE; i++) numbers[i] = (float)random_value();
     CHECK_INT(mixp_write(g, numbers, MIXP_F32, WIDE), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(opt, a, NULL), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(opt, b, g), MIXP_OK);
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
     CHECK_INT(mixp_read(a, numbers, MIXP_F32, WIDE), MIXP_OK);
-    for (i = 0; i < WIDE; i++) CHECK(numbers[i] == 0.0f);
+    for (int i = 0; i < WIDE; i++) CHECK(numbers[i] == 0.0f);
     CHECK_INT(mixp_read(b, numbers, MIXP_F32, WIDE), MIXP_OK);
     CHECK(numbers[5] != 0.0f);
     mixp_context_free(ctx);

@@ -79,18 +79,17 @@ static void run_case(mixp_context *ctx, const db_case *c, float w[2 * DB_COUNT])
     uint32_t x = gen_start(11);
     float g[2 * DB_COUNT];
     int32_t shift[DB_COUNT];
-    int step, k, i;
-    for (k = 0; k < 2; k++) gen_fill(&x, 1.0f, w + k * DB_COUNT, DB_COUNT);
+    for (int k = 0; k < 2; k++) gen_fill(&x, 1.0f, w + k * DB_COUNT, DB_COUNT);
     CHECK_INT(mixp_optimizer_add(opt, view1(ctx, "a", DB_COUNT, w), view1(ctx, "ga", DB_COUNT, g)),
               MIXP_OK);
-    for (step = 0; step < DB_STEPS; step++) {
+    for (int step = 0; step < DB_STEPS; step++) {
         if (step == DB_JOINS)
             CHECK_INT(mixp_optimizer_add(opt, view1(ctx, "b", DB_COUNT, w + DB_COUNT),
                                          view1(ctx, "gb", DB_COUNT, g + DB_COUNT)), MIXP_OK);
-        for (k = 0; k < 2; k++) {
+        for (int k = 0; k < 2; k++) {
             gen_fill(&x, 1.0f, g + k * DB_COUNT, DB_COUNT);
             gen_ints(&x, 25, shift, DB_COUNT);
-            for (i = 0; i < DB_COUNT; i++)
+            for (int i = 0; i < DB_COUNT; i++)
                 g[k * DB_COUNT + i] = ldexpf(g[k * DB_COUNT + i], -shift[i]);
         }
         CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
@@ -139,9 +138,8 @@ static void test_element_bits(void) {
         for (f = 0; f < FORMS; f++) for (n = 1; n < MOST; n++) {
             float w[MOST], g[MOST], p[MOST], m[MOST] = { 0 }, v[MOST] = { 0 }, third[MOST] = { 0 };
             mixp_optimizer_desc d = form_desc(&forms[f]);
-            mixp_optimizer *opt;
             d.maximize = f % 2;
-            opt = mixp_optimizer_new(ctx, &d);
+            mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
             for (i = 0; i < MOST; i++) p[i] = w[i] = (float)random_value();
             CHECK_INT(mixp_optimizer_add(opt, view1(ctx, "w", n, w), view1(ctx, "g", n, g)), MIXP_OK);
             for (t = 0; t < STEPS; t++) {
@@ -176,11 +174,10 @@ static void test_centered_variance(void) {
     EACH_ISA(isa, ctx) {
         mixp_optimizer_desc d = mixp_rmsprop_defaults();
         float w = 1.0f, g = 0.1f;
-        mixp_optimizer *opt;
         d.centered = 1;
         d.beta2 = 0.5;
         d.lr = 1e-9;
-        opt = mixp_optimizer_new(ctx, &d);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
         CHECK_INT(mixp_optimizer_add(opt, view1(ctx, "w", 1, &w), view1(ctx, "g", 1, &g)), MIXP_OK);
         for (t = 0; t < 200; t++) {
             g = 0.1f + (float)(t % 3) * 1e-8f;
@@ -233,16 +230,15 @@ static model model_of(const mixp_optimizer_desc *d, mixp_dtype dtype) {
     static const int64_t shape[2] = { ROWS_OF, COLS_OF };
     static const char *const names[2][2] = { { "a", "ga" }, { "b", "gb" } };
     model m;
-    int k, i;
     m.ctx = mixp_context_new(NULL);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     m.opt = mixp_optimizer_new(m.ctx, d);
     random_state = 5;
-    for (k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; k++) {
         mixp_param_group group;
         m.w[k] = mixp_param(m.ctx, names[k][0], dtype, 2, shape);
         m.g[k] = mixp_param(m.ctx, names[k][1], MIXP_F32, 2, shape);
-        for (i = 0; i < COUNT; i++) numbers[i] = (float)random_value();
+        for (int i = 0; i < COUNT; i++) numbers[i] = (float)random_value();
         CHECK_INT(mixp_write(m.w[k], numbers, MIXP_F32, COUNT), MIXP_OK);
         CHECK_INT(mixp_optimizer_group(m.opt, 0, &group), MIXP_OK);
         group.lr *= 0.5;
@@ -255,11 +251,10 @@ static model model_of(const mixp_optimizer_desc *d, mixp_dtype dtype) {
 
 /* Steps with gradients times the scale; bad: one of them is Inf. */
 static void train(model *m, int steps, int bad) {
-    int k, i;
     while (steps--) {
         const float scale = mixp_scaler_loss_scale(m->scaler);
-        for (k = 0; k < 2; k++) {
-            for (i = 0; i < COUNT; i++) numbers[i] = scale * (float)random_value();
+        for (int k = 0; k < 2; k++) {
+            for (int i = 0; i < COUNT; i++) numbers[i] = scale * (float)random_value();
             if (bad && k) numbers[COUNT - 1] = bits_f32(0x7F800000u);
             CHECK_INT(mixp_write(m->g[k], numbers, MIXP_F32, COUNT), MIXP_OK);
         }
@@ -287,9 +282,8 @@ static mixp_safetensors *saved(const model *m) {
 }
 /* All tensors but counts are the same in both files, which are freed. Returns how many. */
 static int same(mixp_safetensors *a, mixp_safetensors *b) {
-    int64_t i;
     int n = 0;
-    for (i = 0; i < mixp_safetensors_count(a); i++) {
+    for (int64_t i = 0; i < mixp_safetensors_count(a); i++) {
         const mixp_st_entry *x = mixp_safetensors_at(a, i);
         const mixp_st_entry *y = mixp_safetensors_find(b, x->name);
         if (x->rank < 2 || strstr(x->name, "g")== x->name) continue;
@@ -320,17 +314,15 @@ static void test_skip_and_resume(void) {
     int f, kind;
     for (f = 0; f < FORMS; f++) for (kind = 0; kind < 3; kind++) {
         mixp_optimizer_desc d = with_states(form_desc(&forms[f]), kind);
-        mixp_checkpoint c;
         model a = model_of(&d, MIXP_BF16), b;
-        mixp_safetensors *before;
         train(&a, 3, 0);
-        before = saved(&a);
+        mixp_safetensors *before = saved(&a);
         train(&a, 1, 1);
         CHECK_INT(mixp_scaler_verdict(a.scaler).outcome, MIXP_STEP_SKIPPED);
         CHECK_INT(same(before, saved(&a)), 2 * (2 + states_of(&forms[f])));
         d.lr = 7.0;             /* the file's groups count */
         b = model_of(&d, MIXP_BF16);
-        c = checkpoint_of(&b);
+        mixp_checkpoint c = checkpoint_of(&b);
         CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
         random_state = 9;
         train(&a, 3, 0);
@@ -350,9 +342,8 @@ static void test_states_follow(void) {
     for (f = 0; f < FORMS; f++) for (kind = 0; kind < 3; kind++) {
         mixp_optimizer_desc d = with_states(form_desc(&forms[f]), kind);
         double sum = 0.0, moved = 0.0;
-        model m;
         d.states.master = MIXP_MASTER_F32;
-        m = model_of(&d, MIXP_F32);
+        model m = model_of(&d, MIXP_F32);
         CHECK_INT(mixp_read(m.w[0], kind ? numbers : exact, MIXP_F32, COUNT), MIXP_OK);
         memcpy(got, kind ? numbers : exact, sizeof got);
         random_state = 3;
@@ -373,14 +364,12 @@ static void test_states_follow(void) {
 
 /* Adagrad's sums begin at initial_sum in every form. */
 static void test_initial_sum(void) {
-    int kind, i;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         mixp_optimizer_desc d = with_states(mixp_adagrad_defaults(), kind);
-        model m;
         d.initial_sum = 0.25;
-        m = model_of(&d, MIXP_BF16);
+        model m = model_of(&d, MIXP_BF16);
         CHECK_INT(mixp_optimizer_read(m.opt, m.w[1], MIXP_STATE_V, numbers, COUNT), MIXP_OK);
-        for (i = 0; i < COUNT; i++) CHECK_NEAR(numbers[i], 0.25, 0.0);
+        for (int i = 0; i < COUNT; i++) CHECK_NEAR(numbers[i], 0.25, 0.0);
         mixp_context_free(m.ctx);
     }
 }
@@ -391,11 +380,10 @@ static void test_third_state(void) {
     static float third[COUNT];
     model m = model_of(&d, MIXP_F32);
     const char *why = "";
-    int i;
     train(&m, 5, 0);
     CHECK_INT(mixp_optimizer_read(m.opt, m.w[0], MIXP_STATE_V, numbers, COUNT), MIXP_OK);
     CHECK_INT(mixp_optimizer_read(m.opt, m.w[0], MIXP_STATE_THIRD, third, COUNT), MIXP_OK);
-    for (i = 0; i < COUNT; i++) CHECK(third[i] >= numbers[i]);
+    for (int i = 0; i < COUNT; i++) CHECK(third[i] >= numbers[i]);
     mixp_context_free(m.ctx);
     m = model_of(NULL, MIXP_F32);
     CHECK_INT(mixp_optimizer_read(m.opt, m.w[0], MIXP_STATE_THIRD, third, COUNT), MIXP_ERR_ARGUMENT);

@@ -56,12 +56,10 @@ static void test_adam(void) {
             static float w[N], g[N];
             static reference ref[N];
             mixp_optimizer_desc d = mixp_adamw_defaults();
-            mixp_optimizer_desc adam;
-            mixp_optimizer *opt;
             d.weight_decay = 0.1;
             d.lr = 3e-3;
-            adam = args_adam(&d);
-            opt = kind ? mixp_optimizer_new(ctx, &d) : mixp_optimizer_new(ctx, &adam);
+            mixp_optimizer_desc adam = args_adam(&d);
+            mixp_optimizer *opt = kind ? mixp_optimizer_new(ctx, &d) : mixp_optimizer_new(ctx, &adam);
             memset(ref, 0, sizeof ref);
             for (i = 0; i < N; i++) ref[i].p = (double)(w[i] = uniform());
             add_f32(opt, "w", N, w, g);
@@ -89,13 +87,12 @@ static void test_sgd(void) {
             static float w[N], g[N];
             static double p[N], b[N];
             mixp_optimizer_desc d = mixp_sgd_defaults();
-            mixp_optimizer *opt;
             d.lr = 0.01;
             d.momentum = momentum[k];
             d.dampening = dampening[k];
             d.nesterov = k == 3;
             d.weight_decay = 0.05;
-            opt = mixp_optimizer_new(ctx, &d);
+            mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
             for (i = 0; i < N; i++) p[i] = (double)(w[i] = uniform());
             add_f32(opt, "w", N, w, g);
             for (t = 0; t < STEPS; t++) {
@@ -139,25 +136,22 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
     mixp_optimizer_desc a = mixp_adamw_defaults();
     mixp_optimizer_desc s = mixp_sgd_defaults();
     mixp_scaler *scaler = known_scaler(ctx);
-    mixp_optimizer *opt;
-    mixp_tensor *w, *g;
-    int i, t;
     a.max_norm = s.max_norm = 1.0;
     s.momentum = 0.9;
     s.nesterov = 1;
-    opt = kind == 2 ? mixp_optimizer_new(ctx, &s) : mixp_optimizer_new(ctx, &a);
+    mixp_optimizer *opt = kind == 2 ? mixp_optimizer_new(ctx, &s) : mixp_optimizer_new(ctx, &a);
     random_state = 99;
-    for (i = 0; i < BIG; i++) o->w[i] = uniform();
-    for (i = 0; i < 37; i++) w2[i] = g2[i] = uniform();
-    w = view1(ctx, "w", MIXP_F32, BIG, o->w);
-    g = view1(ctx, "g", grad_dtype, BIG, grad_dtype == MIXP_F32 ? (void *)g32 : (void *)g16);
+    for (int i = 0; i < BIG; i++) o->w[i] = uniform();
+    for (int i = 0; i < 37; i++) w2[i] = g2[i] = uniform();
+    mixp_tensor *w = view1(ctx, "w", MIXP_F32, BIG, o->w);
+    mixp_tensor *g = view1(ctx, "g", grad_dtype, BIG, grad_dtype == MIXP_F32 ? (void *)g32 : (void *)g16);
     w->own.low[1] = view1(ctx, "low", MIXP_BF16, BIG, o->low);
     w->own.low_version[1] = w->version;
     add_f32(opt, "w2", 37, w2, g2);
     CHECK_INT(mixp_optimizer_add(opt, w, g), MIXP_OK);
-    for (t = 0; t < 3; t++) {
+    for (int t = 0; t < 3; t++) {
         static float fresh[BIG];
-        for (i = 0; i < BIG; i++) fresh[i] = uniform() * 1000.0f;
+        for (int i = 0; i < BIG; i++) fresh[i] = uniform() * 1000.0f;
         CHECK_INT(mixp_write(g, fresh, MIXP_F32, BIG), MIXP_OK);
         if (t == 1) CHECK_INT(mixp_scaler_unscale(scaler, opt), MIXP_OK);
         CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
@@ -203,11 +197,9 @@ static void test_element_bits(void) {
             float w[70], g[70], p[70], m[70], v[70];
             mixp_optimizer_desc a = mixp_adamw_defaults();
             mixp_optimizer_desc s = mixp_sgd_defaults();
-            mixp_optimizer *opt;
-            const mixp_step_scalars *u;
             s.momentum = kind == 3 ? 0.9 : 0.0;
             s.weight_decay = 0.01;
-            opt = kind < 2 ? mixp_optimizer_new(ctx, &a) : mixp_optimizer_new(ctx, &s);
+            mixp_optimizer *opt = kind < 2 ? mixp_optimizer_new(ctx, &a) : mixp_optimizer_new(ctx, &s);
             for (i = 0; i < 70; i++) {
                 p[i] = w[i] = uniform();
                 g[i] = ldexpf(uniform(), (int)(random_bits() % 60) - 40);
@@ -216,7 +208,7 @@ static void test_element_bits(void) {
             add_f32(opt, "w", n, w, g);
             CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
             CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
-            u = &opt->state->update[0];
+            const mixp_step_scalars *u = &opt->state->update[0];
             { mixp_step_scalars first = *u;   /* the scalars of step 1 again, from the plan */
               mixp_step_state at = *opt->state;
               at.applied = 1;
@@ -247,11 +239,10 @@ static void test_masters(void) {
             static float start[N], grad[N], seen[N];
             static reference ref[N];
             mixp_optimizer_desc d = mixp_adamw_defaults();
-            mixp_optimizer *opt;
             mixp_tensor *w = view1(ctx, "w", reals[wd], N, wmem);
             mixp_tensor *g = view1(ctx, "g", reals[gd], N, gmem);
             d.no_master = no_master;
-            opt = mixp_optimizer_new(ctx, &d);
+            mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
             for (i = 0; i < N; i++) start[i] = uniform();
             CHECK_INT(mixp_optimizer_add(opt, w, g), MIXP_OK);
             CHECK_INT(mixp_write(w, start, MIXP_F32, N), MIXP_OK);  /* the master follows */
@@ -398,7 +389,6 @@ static void test_conversions_past_the_caches(void) {
     for (isa = MIXP_ISA_AVX2; isa <= MIXP_ISA_AVX512; isa++) for (k = 0; k < 8; k++) for (pages = 1; pages < 5; pages += 3) {
         mixp_dtype d = narrow[k / 2], dst = (up = k & 1) ? MIXP_F32 : d, src = up ? d : MIXP_F32;
         mixpi_convert_piece piece;
-        int64_t done;
         if (!mixp_cpu_with((mixp_isa)isa)) continue;
         mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), codes, d, wide, MIXP_F32, MANY, NULL);
         mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), want, dst, up ? (void *)codes : wide, src, MANY, NULL);
@@ -406,7 +396,7 @@ static void test_conversions_past_the_caches(void) {
         piece.dst = mixpi_out_to(to, dst, 0);
         piece.src = mixpi_in(up ? (void *)codes : wide, src);
         piece.n = MANY;
-        done = (isa == MIXP_ISA_AVX2 ? mixpi_convert_stream_avx2 : mixpi_convert_stream_avx512)(
+        int64_t done = (isa == MIXP_ISA_AVX2 ? mixpi_convert_stream_avx2 : mixpi_convert_stream_avx512)(
             &piece, pages);
         CHECK_INT(done, pages == 4 ? 3 * 4096 : MANY);
         CHECK(memcmp(to, want, (size_t)done * mixp_dtype_size(dst)) == 0);
@@ -465,12 +455,11 @@ static void test_finds_the_bad_element(void) {
     EACH_ISA(isa, ctx) {
         for (dtype = 0; dtype < 3; dtype++) {
             mixp_scaler_desc d;
-            mixp_scaler *scaler;
             mixp_optimizer *opt = new_sgd(ctx);
             mixp_tensor *grad[3];
             memset(&d, 0, sizeof d);
             d.max_floor_skips = -1;
-            scaler = mixp_scaler_new(ctx, &d);
+            mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
             CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);   /* whoever multiplies by it asks */
             for (k = 0; k < 3; k++) {
                 grad[k] = view1(ctx, "g", reals[dtype], size[k], g[k]);
@@ -482,16 +471,14 @@ static void test_finds_the_bad_element(void) {
             for (at = 0; at < size[k]; at += k == 2 && at >= 40 && at < 32700 ? 2721 : 1) {
                 if (k == 2 && at > 32800 && at < 32960) continue;
                 for (value = 0; value < 3; value++) {
-                    mixp_verdict v;
-                    uint16_t h, one;
-                    h = (uint16_t)(dtype == 1 ? 0x7C00 : 0x7F80);
-                    one = (uint16_t)(dtype == 1 ? 0x3C00 : 0x3F80);
+                    uint16_t h = (uint16_t)(dtype == 1 ? 0x7C00 : 0x7F80);
+                    uint16_t one = (uint16_t)(dtype == 1 ? 0x3C00 : 0x3F80);
                     h = (uint16_t)(value == 1 ? h | 0x8000 : value == 2 ? h | 1 : h);
                     if (dtype) ((uint16_t *)g[k])[at] = h;
                     else g[k][at] = value == 1 ? 0xFF800000u : 0x7F800000u + (value == 2);
                     CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
                     CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
-                    v = mixp_scaler_verdict(scaler);
+                    mixp_verdict v = mixp_scaler_verdict(scaler);
                     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
                     CHECK_TEXT(v.bad_tensor, name[k]);
                     CHECK_INT(v.bad_element, at);
@@ -522,12 +509,11 @@ static void test_norm(void) {
     EACH_ISA(isa, ctx) {
         static const double size[7] = { 1, 1e-4, 1e-15, 1e-25, 1e-35, 1e25, 3.4e38 };
         mixp_scaler_desc d;
-        mixp_scaler *scaler;
         mixp_optimizer *opt = new_sgd(ctx);
         memset(&d, 0, sizeof d);
         d.rule = MIXP_RULE_STATIC;
         d.init_scale = 1.0f;
-        scaler = mixp_scaler_new(ctx, &d);
+        mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
         add_f32(opt, "w", BIG, w, g);
         for (k = 0; k < 9; k++) {
             double squares = 0, largest = 0;
@@ -555,14 +541,12 @@ static void test_clip(void) {
             static uint32_t gmem[N];
             mixp_optimizer_desc d = mixp_sgd_defaults();
             mixp_scaler *scaler = known_scaler(ctx);
-            mixp_optimizer *opt;
             mixp_tensor *g = view1(ctx, "g", reals[dtype], N, gmem);
             double squares = 0, coefficient;
             double tolerance = dtype == 0 ? 1e-6 : dtype == 1 ? 1e-3 : 8e-3;
-            mixp_verdict v;
             d.lr = 1.0;
             d.max_norm = way == 0 ? 0.5 : 0.0;  /* lean; unscale and clip; clip without scaler */
-            opt = mixp_optimizer_new(ctx, &d);
+            mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
             for (i = 0; i < N; i++) { grad[i] = uniform(); w[i] = 0.0f; }
             CHECK_INT(mixp_write(g, grad, MIXP_F32, N), MIXP_OK);
             CHECK_INT(mixp_read(g, grad, MIXP_F32, N), MIXP_OK);
@@ -586,7 +570,7 @@ static void test_clip(void) {
             }
             CHECK_INT(way < 2 ? mixp_scaler_step(scaler, opt) : mixp_optimizer_step(opt), MIXP_OK);
             for (i = 0; i < N; i++) CHECK_NEAR(w[i], -(double)grad[i] * coefficient, tolerance);
-            v = mixp_optimizer_verdict(opt);
+            mixp_verdict v = mixp_optimizer_verdict(opt);
             CHECK_NEAR(v.grad_norm, sqrt(squares), 1e-5);       /* before clipping */
             CHECK_NEAR(v.clip, coefficient, 1e-6);
             if (way < 2) CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
@@ -620,11 +604,9 @@ static void test_groups(void) {
     static float w[3][4], g[4] = { 1.0f, 2.0f, -1.0f, 0.5f };
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer_desc d = mixp_sgd_defaults();
-    mixp_optimizer *opt;
     mixp_param_group group;
-    int i;
     d.lr = 0.5;
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     add_f32(opt, "a", 4, w[0], g);
     CHECK_INT(mixp_optimizer_group(opt, 0, &group), MIXP_OK);
     group.lr = 0.25;
@@ -632,12 +614,12 @@ static void test_groups(void) {
     add_f32(opt, "b", 4, w[1], g);
     add_f32(opt, "c", 4, w[2], g);
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
-    for (i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++)
         CHECK(w[0][i] == -0.5f * g[i] && w[1][i] == -0.25f * g[i] && w[2][i] == w[1][i]);
     group.lr = 1.0;
     CHECK_INT(mixp_optimizer_set_group(opt, 1, &group), MIXP_OK);
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
-    for (i = 0; i < 4; i++) CHECK(w[0][i] == -g[i] && w[1][i] == -1.25f * g[i]);
+    for (int i = 0; i < 4; i++) CHECK(w[0][i] == -g[i] && w[1][i] == -1.25f * g[i]);
     CHECK_NEAR(mixp_optimizer_lr(opt, 1), 1.0, 0);
     group.momentum = 0.9;       /* memory for it was never made */
     CHECK_INT(mixp_optimizer_set_group(opt, 1, &group), MIXP_ERR_ARGUMENT);
@@ -649,18 +631,17 @@ static void test_groups(void) {
     CHECK_INT(mixp_optimizer_group(opt, 2, &group), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_optimizer_group(opt, 0, &group), MIXP_OK);
-    for (i = 2; i < MIXP_MAX_GROUPS; i++) CHECK_INT(mixp_optimizer_add_group(opt, &group), i);
+    for (int i = 2; i < MIXP_MAX_GROUPS; i++) CHECK_INT(mixp_optimizer_add_group(opt, &group), i);
     CHECK_INT(mixp_optimizer_add_group(opt, &group), -1);
     mixp_context_free(ctx);
 }
 
 /* nanoGPT's get_lr, as its text says; skipped steps do not count. */
 static double nanogpt_lr(int it, int kind, double lr, double min_lr, int warmup, int total) {
-    double ratio;
     if (it < warmup) return lr * (it + 1) / (warmup + 1);
     if (kind == 0) return lr;
     if (it > total) return min_lr;
-    ratio = (double)(it - warmup) / (total - warmup);
+    double ratio = (double)(it - warmup) / (total - warmup);
     if (kind == 1) return lr + (min_lr - lr) * ratio;
     return min_lr + 0.5 * (1.0 + cos(3.141592653589793 * ratio)) * (lr - min_lr);
 }
@@ -668,21 +649,19 @@ static double nanogpt_lr(int it, int kind, double lr, double min_lr, int warmup,
 static void test_schedules(void) {
     static float w[2], g[2];
     mixp_context *ctx = mixp_context_new(NULL);
-    int kind, t;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         mixp_optimizer_desc d = mixp_sgd_defaults();
         mixp_scaler *scaler = known_scaler(ctx);
-        mixp_optimizer *opt;
         int applied = 0;
         d.lr = 0.125;
         d.schedule.kind = (mixp_schedule_kind)kind;
         d.schedule.warmup = 5;
         d.schedule.total = 30;
         d.schedule.min_factor = 0.1;
-        opt = mixp_optimizer_new(ctx, &d);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
         add_f32(opt, "w", 2, w, g);
         CHECK_INT(mixp_scaler_update_to(scaler, 1.0f), MIXP_OK);
-        for (t = 0; t < 50; t++) {
+        for (int t = 0; t < 50; t++) {
             double want = nanogpt_lr(applied, kind, 0.125, 0.0125, 5, 30);
             int bad = t % 7 == 3;
             float before = w[0];
@@ -708,18 +687,16 @@ static void test_many_parameters(void) {
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *w[MANY];
-    mixp_optimizer *opt;
     float grad[MANY];
-    int i;
     sgd.lr = 1.0;
-    opt = mixp_optimizer_new(ctx, &sgd);
-    for (i = 0; i < MANY; i++) {
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
+    for (int i = 0; i < MANY; i++) {
         grad[i] = (float)(i + 1);
         w[i] = mixp_param(ctx, NULL, MIXP_F32, 0, NULL);
         CHECK_INT(mixp_optimizer_add(opt, w[i], mixp_view(ctx, "g", MIXP_F32, 0, NULL, &grad[i])), MIXP_OK);
     }
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
-    for (i = 0; i < MANY; i++) CHECK_NEAR(mixp_item(w[i]), -(double)(i + 1), 0.0);
+    for (int i = 0; i < MANY; i++) CHECK_NEAR(mixp_item(w[i]), -(double)(i + 1), 0.0);
     mixp_context_free(ctx);
 }
 
@@ -775,17 +752,15 @@ static void test_missing_gradients(void) {
 
 /* Adam's defaults decay nothing, AdamW's do: gradients of 0 for 1000 steps. */
 static void test_adam_does_not_decay(void) {
-    int kind;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         static float w[N], g[N];
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_optimizer_desc adam = mixp_adam_defaults();
         mixp_optimizer *opt = kind == 0 ? new_adam(ctx)
                             : kind == 1 ? mixp_optimizer_new(ctx, &adam) : mixp_optimizer_new(ctx, NULL);
-        int t;
-        for (t = 0; t < N; t++) w[t] = 10.0f;
+        for (int t = 0; t < N; t++) w[t] = 10.0f;
         add_f32(opt, "w", N, w, g);
-        for (t = 0; t < 1000; t++) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        for (int t = 0; t < 1000; t++) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
         CHECK_NEAR(w[0], kind < 2 ? 10.0 : 10.0 * pow(1.0 - 1e-5, 1000.0), kind < 2 ? 0.0 : 1e-3);
         mixp_context_free(ctx);
     }
@@ -793,10 +768,9 @@ static void test_adam_does_not_decay(void) {
 
 static mixp_optimizer *optimizer_of(mixp_context *ctx, int kind, int zero_grad) {
     mixp_optimizer_desc a = mixp_adamw_defaults();
-    mixp_optimizer_desc adam;
     mixp_optimizer_desc s = mixp_sgd_defaults();
     a.zero_grad = s.zero_grad = zero_grad;
-    adam = args_adam(&a);
+    mixp_optimizer_desc adam = args_adam(&a);
     s.momentum = kind == 3 ? 0.9 : 0.0;
     return kind == 0 ? mixp_optimizer_new(ctx, &adam) : kind == 1 ? mixp_optimizer_new(ctx, &a)
                                                           : mixp_optimizer_new(ctx, &s);
@@ -804,8 +778,7 @@ static mixp_optimizer *optimizer_of(mixp_context *ctx, int kind, int zero_grad) 
 
 static int all_zero(const void *p, size_t bytes) {
     const unsigned char *c = (const unsigned char *)p;
-    size_t i;
-    for (i = 0; i < bytes; i++) if (c[i]) return 0;
+    for (size_t i = 0; i < bytes; i++) if (c[i]) return 0;
     return 1;
 }
 
@@ -821,10 +794,9 @@ typedef struct cleared {
 } cleared;
 
 static void cleared_make(cleared *c, mixp_context *ctx, int kind, int zero_grad, mixp_dtype dtype) {
-    int i;
     memset(c, 0, sizeof *c);
     random_state = 5;
-    for (i = 0; i < CLEARED; i++) c->w[i] = uniform();
+    for (int i = 0; i < CLEARED; i++) c->w[i] = uniform();
     c->scaler = known_scaler(ctx);
     c->opt = optimizer_of(ctx, kind, zero_grad);
     c->grad = view1(ctx, "g", dtype, CLEARED, c->g);
@@ -837,12 +809,11 @@ static void cleared_make(cleared *c, mixp_context *ctx, int kind, int zero_grad,
 /* Step t: as the lean way, after unscale, with an overflow (t 2 and 3), without a scaler. */
 static void cleared_step(cleared *c, int t) {
     static float fresh[CLEARED];
-    int i;
     random_state = 77 + (uint64_t)t;
-    for (i = 0; i < CLEARED; i++) fresh[i] = uniform() * 100.0f;
+    for (int i = 0; i < CLEARED; i++) fresh[i] = uniform() * 100.0f;
     if (t == 2 || t == 3) fresh[t == 2 ? 0 : CLEARED - 1] = bits_f32(0x7F800000u);
     CHECK_INT(mixp_write(c->grad, fresh, MIXP_F32, CLEARED), MIXP_OK);
-    for (i = 0; i < LITTLE; i++) c->little_g[i] = mixp_bf16_from_f32(uniform()).bits;
+    for (int i = 0; i < LITTLE; i++) c->little_g[i] = mixp_bf16_from_f32(uniform()).bits;
     c->g[CLEARED] = 0x12345678u;
     if (t % 2) CHECK_INT(mixp_scaler_unscale(c->scaler, c->opt), MIXP_OK);
     if (t == 4) { CHECK_INT(mixp_optimizer_step(c->opt), MIXP_OK); return; }
@@ -884,8 +855,7 @@ static void test_step_forgets_the_tape(void) {
     static const float x[6] = { 1, 2, 3, -1, 0.5f, 2 };
     int64_t shape[2] = { 1, 3 }, in[2] = { 2, 3 };
     float seen[2][3];
-    int zero_grad, t, k;
-    for (zero_grad = 0; zero_grad < 2; zero_grad++) {
+    for (int zero_grad = 0; zero_grad < 2; zero_grad++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
         mixp_tensor *unused = mixp_param(ctx, "unused", MIXP_F32, 2, shape);
@@ -894,12 +864,11 @@ static void test_step_forgets_the_tape(void) {
         CHECK_INT(mixp_fill(unused, 1.0), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(opt, unused, NULL), MIXP_OK);
-        for (t = 0; t < 4; t++) {
+        for (int t = 0; t < 4; t++) {
             if (!zero_grad) mixp_zero_grad(opt);
-            for (k = 0; k < 2; k++) {       /* two losses add up */
-                mixp_tensor *y;
+            for (int k = 0; k < 2; k++) {       /* two losses add up */
                 mixp_step_begin(ctx);
-                y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, in, x), w, NULL);
+                mixp_tensor *y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, in, x), w, NULL);
                 if (t == 0) y = mixp_add(ctx, y, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, in, x),
                                                              unused, NULL));
                 CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0)), MIXP_OK);
@@ -920,8 +889,7 @@ static void test_step_forgets_the_tape(void) {
 static void test_shared_gradient(void) {
     static float w[2][4], g[4];
     const char *why;
-    int zero_grad;
-    for (zero_grad = 0; zero_grad < 2; zero_grad++) {
+    for (int zero_grad = 0; zero_grad < 2; zero_grad++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_optimizer *opt = optimizer_of(ctx, 2, zero_grad);
         add_f32(opt, "a", 4, w[0], g);
@@ -990,11 +958,9 @@ static void test_errors(void) {
     mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_verdict v = mixp_optimizer_verdict(opt);
-    int i;
     CHECK_INT(v.outcome, MIXP_STEP_NONE);
-    for (i = 0; i < 13; i++) {
+    for (int i = 0; i < 13; i++) {
         mixp_optimizer_desc a = mixp_adamw_defaults();
-        mixp_optimizer_desc adam;
         mixp_optimizer_desc s = mixp_sgd_defaults();
         float nan = bits_f32(0x7FC00000u);
         switch (i) {
@@ -1013,7 +979,7 @@ static void test_errors(void) {
         default: a.beta1 = s.dampening = (double)nan; break;
         }
         CHECK(mixp_optimizer_new(ctx, &a) == NULL);
-        adam = args_adam(&a);
+        mixp_optimizer_desc adam = args_adam(&a);
         CHECK(mixp_optimizer_new(ctx, &adam) == NULL);
         CHECK(mixp_optimizer_new(ctx, &s) == NULL);
         CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
@@ -1038,41 +1004,37 @@ static void test_errors(void) {
 /* Linear regression: every optimizer finds the weights the data were made with, and no step
  * after the first allocates. */
 static void test_convergence(void) {
-    int kind, t, i, k;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         static const float truth[4] = { 0.5f, -1.0f, 2.0f, 0.25f };
         float w[4] = { 0, 0, 0, 0 }, g[4];
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_scaler *scaler = known_scaler(ctx);
         mixp_optimizer_desc a = mixp_adamw_defaults();
-        mixp_optimizer_desc adam;
         mixp_optimizer_desc s = mixp_sgd_defaults();
-        mixp_optimizer *opt;
-        mixp_tensor *view;
         int64_t allocations = 0;
         a.lr = 0.02;
         a.weight_decay = 0.0;
         s.lr = 0.05;
         s.momentum = 0.9;
-        adam = args_adam(&a);
-        opt = kind == 0 ? mixp_optimizer_new(ctx, &a)
+        mixp_optimizer_desc adam = args_adam(&a);
+        mixp_optimizer *opt = kind == 0 ? mixp_optimizer_new(ctx, &a)
             : kind == 1 ? mixp_optimizer_new(ctx, &adam) : mixp_optimizer_new(ctx, &s);
-        view = view1(ctx, "w", MIXP_F32, 4, w);
+        mixp_tensor *view = view1(ctx, "w", MIXP_F32, 4, w);
         CHECK_INT(mixp_optimizer_add(opt, view, view1(ctx, "g", MIXP_F32, 4, g)), MIXP_OK);
-        for (t = 0; t < 1500; t++) {
+        for (int t = 0; t < 1500; t++) {
             float scale = mixp_scaler_loss_scale(scaler);
             CHECK_INT(mixp_zero_grad(opt), MIXP_OK);
-            for (k = 0; k < 8; k++) {
+            for (int k = 0; k < 8; k++) {
                 float x[4], e = 0;
-                for (i = 0; i < 4; i++) { x[i] = uniform(); e += (w[i] - truth[i]) * x[i]; }
-                for (i = 0; i < 4; i++) g[i] += scale * e * x[i] / 4.0f;
+                for (int i = 0; i < 4; i++) { x[i] = uniform(); e += (w[i] - truth[i]) * x[i]; }
+                for (int i = 0; i < 4; i++) g[i] += scale * e * x[i] / 4.0f;
             }
             CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
             CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
             if (t == 0) allocations = mixp_context_memory(ctx).allocations;
         }
         CHECK_INT(mixp_context_memory(ctx).allocations, allocations);
-        for (i = 0; i < 4; i++) CHECK_NEAR(w[i], truth[i], 2e-2);
+        for (int i = 0; i < 4; i++) CHECK_NEAR(w[i], truth[i], 2e-2);
         mixp_context_free(ctx);
     }
 }

@@ -25,13 +25,12 @@ static int near(double got, double want, double part)
 /* StepLR: every `every` steps the rate is multiplied by gamma. */
 static void test_step(void) {
     static const int every[] = { 1, 7, 30 };
-    int k, t;
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         mixp_schedule s = schedule_of(MIXP_SCHEDULE_STEP);
         double lr = 0.05;
         s.every = every[k];
         s.gamma = k == 2 ? 0.1 : 0.97;
-        for (t = 0; t < 300; t++) {
+        for (int t = 0; t < 300; t++) {
             if (t && t % every[k] == 0) lr *= s.gamma;
             CHECK(near(mixpi_schedule_lr(&s, 0.05, t), lr, 1e-13));
         }
@@ -41,12 +40,11 @@ static void test_step(void) {
 /* ExponentialLR: every step multiplies the rate by gamma. */
 static void test_exponential(void) {
     static const double gammas[] = { 1.0, 0.999, 0.9 };
-    int k, t;
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         mixp_schedule s = schedule_of(MIXP_SCHEDULE_EXPONENTIAL);
         double lr = 0.3;
         s.gamma = gammas[k];
-        for (t = 0; t < 1000; t++, lr *= s.gamma)
+        for (int t = 0; t < 1000; t++, lr *= s.gamma)
             CHECK(near(mixpi_schedule_lr(&s, 0.3, t), lr, 1e-12));
     }
 }
@@ -54,11 +52,10 @@ static void test_exponential(void) {
 /* Both begin behind the warm-up, and stop at min_factor. */
 static void test_warm_up_and_least(void) {
     mixp_schedule s = schedule_of(MIXP_SCHEDULE_EXPONENTIAL);
-    int t;
     s.gamma = 0.5;
     s.warmup = 3;
     s.min_factor = 0.1;
-    for (t = 0; t < 3; t++) CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, t), 2.0 * (t + 1), 1e-14);
+    for (int t = 0; t < 3; t++) CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, t), 2.0 * (t + 1), 1e-14);
     CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, 3), 8.0, 0);
     CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, 4), 4.0, 0);
     CHECK_NEAR(mixpi_schedule_lr(&s, 8.0, 6), 1.0, 0);
@@ -81,8 +78,7 @@ static double one_cycle_lr(double max_lr, double total, double pct_start, double
 static void test_one_cycle(void) {
     static const int totals[] = { 10, 200, 1000 };
     static const double starts[] = { 0.3, 0.5, 0.0 }, divs[] = { 25.0, 10.0, 2.0 };
-    int k, t;
-    for (k = 0; k < 9; k++) {
+    for (int k = 0; k < 9; k++) {
         mixp_schedule s = schedule_of(MIXP_SCHEDULE_ONE_CYCLE);
         const int total = totals[k % 3];
         const double start = starts[k / 3], div = divs[k / 3], last = k % 2 ? 1e4 : 100.0;
@@ -90,7 +86,7 @@ static void test_one_cycle(void) {
         s.warmup = (int64_t)(start * total + 0.5);
         s.start_factor = k / 3 ? 1.0 / div : 0.0;       /* 0 = 1/25 */
         s.min_factor = 1.0 / (div * last);
-        for (t = 0; t < total; t++)
+        for (int t = 0; t < total; t++)
             CHECK(near(mixpi_schedule_lr(&s, 0.1, t), one_cycle_lr(0.1, total, start, div, last, t),
                        1e-9));
         CHECK_NEAR(mixpi_schedule_lr(&s, 0.1, total - 1), 0.1 / (div * last), 1e-16);
@@ -114,19 +110,18 @@ static void test_one_cycle_corners(void) {
 /* SequentialLR of ConstantLR with factor 1 and LinearLR from 1 to min_factor in `decay` steps. */
 static void test_wsd(void) {
     mixp_schedule s = schedule_of(MIXP_SCHEDULE_WSD);
-    int t;
     s.warmup = 5;
     s.total = 60;
     s.decay = 20;
     s.min_factor = 0.1;
-    for (t = 0; t < 100; t++) {
+    for (int t = 0; t < 100; t++) {
         const int decayed = t < 40 ? 0 : t < 60 ? t - 40 : 20;
         double want = 0.7 * (1.0 + (0.1 - 1.0) * decayed / 20.0);
         if (t < 5) want = 0.7 * (t + 1) / 6.0;
         CHECK(near(mixpi_schedule_lr(&s, 0.7, t), want, 1e-14));
     }
     s.decay = 55;                       /* no stable part: as LINEAR */
-    for (t = 5; t < 60; t++)
+    for (int t = 5; t < 60; t++)
         CHECK(near(mixpi_schedule_lr(&s, 0.7, t), 0.7 * (1.0 - 0.9 * (t - 5) / 55.0), 1e-14));
 }
 
@@ -140,7 +135,6 @@ static double own_factor(void *user, int64_t applied) {
 
 static mixp_schedule schedule_in(const schedule_case *c) {
     mixp_schedule s = schedule_of(c->kind);
-    int i;
     s.warmup = c->warmup;
     s.total = c->total;
     s.every = c->every;
@@ -148,7 +142,7 @@ static mixp_schedule schedule_in(const schedule_case *c) {
     s.growth = c->growth;
     s.linear = c->linear;
     s.three_phase = c->three_phase;
-    for (i = 0; i < 4; i++) s.milestones[i] = c->milestones[i];
+    for (int i = 0; i < 4; i++) s.milestones[i] = c->milestones[i];
     s.min_factor = c->min_factor;
     s.gamma = c->gamma;
     s.start_factor = c->start_factor;
@@ -160,11 +154,10 @@ static mixp_schedule schedule_in(const schedule_case *c) {
 
 static void test_recorded(void) {
     const double *want = schedule_rates;
-    int c, i;
-    for (c = 0; c < SCHEDULE_CASES; c++) {
+    for (int c = 0; c < SCHEDULE_CASES; c++) {
         const mixp_schedule s = schedule_in(&schedule_cases[c]);
         double most = 0.0;
-        for (i = 0; i < SCHEDULE_SHOWN; i++, want++) {
+        for (int i = 0; i < SCHEDULE_SHOWN; i++, want++) {
             const double lr = schedule_lr * schedule_cases[c].base;
             const double away = fabs(mixpi_schedule_lr(&s, lr, schedule_shown[i]) - *want);
             if (!(away <= most)) most = away;
@@ -224,12 +217,11 @@ static void run_of(mixp_schedule_kind kind) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-    mixp_optimizer *opt;
     float w = 0.0f, g = 0.0f, before;
     int applied = 0, t;
     d.lr = 0.125;
     d.schedule = each_of(kind);
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, &one, &w),
                                  mixp_view(ctx, "g", MIXP_F32, 1, &one, &g)), MIXP_OK);
     for (t = 0; t < 40; t++) {
@@ -248,8 +240,7 @@ static void run_of(mixp_schedule_kind kind) {
 }
 
 static void test_in_an_optimizer(void) {
-    int kind;
-    for (kind = 0; kind <= MIXP_SCHEDULE_FUNCTION; kind++) run_of((mixp_schedule_kind)kind);
+    for (int kind = 0; kind <= MIXP_SCHEDULE_FUNCTION; kind++) run_of((mixp_schedule_kind)kind);
 }
 
 static double bad_factor(void *user, int64_t applied) {
@@ -263,7 +254,6 @@ static void test_function(void) {
     static const int64_t one = 1;
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer_desc d = mixp_sgd_defaults();
-    mixp_optimizer *opt;
     const char *why = "";
     float w = 0.0f, g = 1.0f;
     int calls = 0, t;
@@ -271,7 +261,7 @@ static void test_function(void) {
     d.schedule = schedule_of(MIXP_SCHEDULE_FUNCTION);
     d.schedule.factor = own_factor;
     d.schedule.user = &calls;
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, &one, &w),
                                  mixp_view(ctx, "g", MIXP_F32, 1, &one, &g)), MIXP_OK);
     for (t = 0; t < 4; t++) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);

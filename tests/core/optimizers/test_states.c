@@ -30,14 +30,12 @@ static double share(double x, double lower, double upper)
 { return upper > lower ? (x - lower) / (upper - lower) : 0.0; }
 
 static void test_codes_of_m(void) {
-    uint32_t code, scale;
-    int k, random;
-    for (code = 0; code < 256; code++) {
+    for (uint32_t code = 0; code < 256; code++) {
         if ((code & 127) == 127) continue;
-        for (scale = 1; scale < 247; scale += 41)
+        for (uint32_t scale = 1; scale < 247; scale += 41)
             CHECK(mixpi_state_m_value(code, scale) == (float)m_value(code, scale));
     }
-    for (k = 0; k < 400; k++) {
+    for (int k = 0; k < 400; k++) {
         double x = ldexp(random_value(), random_to(20) - 12), up = 0, lower, upper;
         uint32_t at = mixpi_state_m((float)x, 127, 0);
         x = (double)(float)x;
@@ -45,15 +43,15 @@ static void test_codes_of_m(void) {
         lower = m_value(at, 127);
         upper = m_value(at + 1, 127);
         CHECK(fabs(lower) <= fabs(x) && fabs(x) < fabs(upper));
-        for (random = 0; random < 65536; random += 16) {
+        for (int random = 0; random < 65536; random += 16) {
             uint32_t got = mixpi_state_m((float)x, 127, (uint32_t)random);
             CHECK(got == at || got == at + 1);
             up += got == at + 1;
         }
         CHECK_NEAR(up / 4096, share(fabs(x), fabs(lower), fabs(upper)), 1.0 / 2048);
     }
-    for (k = -16; k <= 16; k++)         /* subnormals: to nearest, ties to even */
-        for (random = 0; random < 65536; random += 65535) {
+    for (int k = -16; k <= 16; k++)         /* subnormals: to nearest, ties to even */
+        for (int random = 0; random < 65536; random += 65535) {
             double x = k / 4.0, near = nearbyint(x);
             if (fabs(near) > 4) continue;
             CHECK(m_value(mixpi_state_m((float)ldexp(x, -9), 127, (uint32_t)random), 127) ==
@@ -66,8 +64,7 @@ static void test_codes_of_m(void) {
 
 /* The largest of a block becomes 128 to 256, whatever it is. */
 static void test_scales(void) {
-    int e;
-    for (e = -126; e < 128; e++) {
+    for (int e = -126; e < 128; e++) {
         float x = (float)ldexp(1.9999, e);
         uint32_t m = mixpi_state_scale_m(f32_bits(x)), v = mixpi_state_scale_v(f32_bits(x));
         double y = ldexp((double)x, 127 - (int)m);
@@ -82,20 +79,18 @@ static void test_scales(void) {
 
 static void test_codes_of_v(void) {
     const double infinite = (double)bits_f32(0x7F800000u);
-    uint32_t code, scale;
-    int k, random;
-    for (code = 0; code < 255; code++)
-        for (scale = 30; scale < 180; scale += 31) {
+    for (uint32_t code = 0; code < 255; code++)
+        for (uint32_t scale = 30; scale < 180; scale += 31) {
             float root = (float)root_value(code, scale);
             CHECK(mixpi_state_v_value(code, scale) == root * root);
             CHECK_INT(mixpi_state_v(root, scale, 0), code);
         }
-    for (k = 0; k < 400; k++) {
+    for (int k = 0; k < 400; k++) {
         double x = (double)(float)ldexp(1.0 + random_value() * 0.4, -random_to(13)), up = 0;
         uint32_t at = mixpi_state_v((float)x, 128, 0);
         double lower = root_value(at, 128), upper = root_value(at + 1, 128);
         CHECK(lower <= x && x < upper);
-        for (random = 0; random < 65536; random += 16)
+        for (int random = 0; random < 65536; random += 16)
             up += mixpi_state_v((float)x, 128, (uint32_t)random) == at + 1;
         CHECK_NEAR(up / 4096, share(x, lower, upper), 1.0 / 2048);
     }
@@ -106,12 +101,11 @@ static void test_codes_of_v(void) {
 }
 
 static void test_codes_of_bf16(void) {
-    int k, random;
-    for (k = 0; k < 300; k++) {
+    for (int k = 0; k < 300; k++) {
         float x = (float)ldexp(random_value(), random_to(200) - 100);
         uint32_t at = f32_bits(x) >> 16;
         double lower = bits_f32(at << 16), upper = bits_f32((at + 1) << 16), up = 0;
-        for (random = 0; random < 65536; random += 16)
+        for (int random = 0; random < 65536; random += 16)
             up += mixpi_state_bf16(x, (uint32_t)random) == at + 1;
         CHECK_NEAR(up / 4096, share(fabs((double)x), fabs(lower), fabs(upper)), 1.0 / 2048);
     }
@@ -137,12 +131,11 @@ static void test_masters_of_16_bits(void) {
 }
 
 static void test_masters_of_8_bits(void) {
-    int k, random;
-    for (k = 0; k < 3000; k++) {
+    for (int k = 0; k < 3000; k++) {
         uint32_t u = random_bits(), kept = u >> 8;
         int ups = 0;
         if ((u & 0x7FFFFFFFu) > 0x7F700000u) continue;
-        for (random = 0; random < 256; random++) {
+        for (int random = 0; random < 256; random++) {
             mixpi_master_parts parts = mixpi_master_to_8(bits_f32(u), (uint32_t)random);
             uint32_t back = f32_bits(mixpi_master_from_8(parts.weight, parts.rest));
             uint32_t nearest = (back + 0x8000u) >> 16;
@@ -269,20 +262,18 @@ static double decayed(const mixp_step_plan *plan, double p, double update) {
 /* torch.optim.AdamW. */
 static void adamw_reference(reference *r, double grad, const mixp_step_plan *plan, int t) {
     const mixp_param_group *g = &plan->groups[0];
-    double update;
     r->m = g->beta1 * r->m + (1 - g->beta1) * grad;
     r->v = g->beta2 * r->v + (1 - g->beta2) * grad * grad;
-    update = r->m / (1 - pow(g->beta1, t)) / (sqrt(r->v / (1 - pow(g->beta2, t))) + g->eps);
+    double update = r->m / (1 - pow(g->beta1, t)) / (sqrt(r->v / (1 - pow(g->beta2, t))) + g->eps);
     r->p = decayed(plan, r->p, update) - g->lr * update;
 }
 /* torch.optim.RMSprop. */
 static void rmsprop_reference(reference *r, double grad, const mixp_step_plan *plan, int t) {
     const mixp_param_group *g = &plan->groups[0];
-    double update;
     (void)t;
     grad += g->weight_decay * r->p;
     r->v = g->beta2 * r->v + (1 - g->beta2) * grad * grad;
-    update = grad / (sqrt(r->v) + g->eps);
+    double update = grad / (sqrt(r->v) + g->eps);
     r->m = g->momentum * r->m + update;
     r->p -= g->lr * (g->momentum > 0 ? r->m : update);
 }
@@ -300,23 +291,22 @@ typedef void (*reference_step)(reference *, double, const mixp_step_plan *, int)
 static double distance(run *r, reference_step reference_of, int steps) {
     static reference ref[N];
     double most = 0, lr = r->plan.groups[0].lr;
-    int i, t;
     random_state = 17;
     memset(ref, 0, sizeof ref);
-    for (i = 0; i < N; i++) {
+    for (int i = 0; i < N; i++) {
         set_weight(r, i, (float)random_value());
         ref[i].p = (double)weight_of(r, i);
         if (r->row.master_dtype == MIXP_U8) ref[i].p = (double)weight_of(r, i);
     }
-    for (t = 1; t <= steps; t++) {
-        for (i = 0; i < N; i++) {
+    for (int t = 1; t <= steps; t++) {
+        for (int i = 0; i < N; i++) {
             float g = (float)(random_value() * (1 + i % 3) * (i % 7 ? 1.0 : 1e-3));
             r->memory->grad[i] = g;
             reference_of(&ref[i], (double)g, &r->plan, t);
         }
         step_of(r);
     }
-    for (i = 0; i < N; i++) {
+    for (int i = 0; i < N; i++) {
         double d = fabs((double)weight_of(r, i) - ref[i].p) / lr;
         if (!(d <= most)) most = d;
     }
@@ -505,24 +495,21 @@ enum { WORDS = 1 << 16 };
 static double evenness(const uint32_t *word, int shift) {      /* chi squared, 255 degrees */
     static double count[256];
     double sum = 0;
-    int i;
     memset(count, 0, sizeof count);
-    for (i = 0; i < WORDS; i++) count[word[i] >> shift & 255]++;
-    for (i = 0; i < 256; i++) sum += pow(count[i] - WORDS / 256.0, 2) / (WORDS / 256.0);
+    for (int i = 0; i < WORDS; i++) count[word[i] >> shift & 255]++;
+    for (int i = 0; i < 256; i++) sum += pow(count[i] - WORDS / 256.0, 2) / (WORDS / 256.0);
     return sum;
 }
 static double half(uint32_t word, int upper)
 { return ((word >> (upper ? 16 : 0) & 0xFFFFu) - 32767.5) / 32768.0 * sqrt(3.0); }
 static double likeness(const uint32_t *a, const uint32_t *b, int upper_a, int upper_b, int n) {
     double sum = 0;
-    int i;
-    for (i = 0; i < n; i++) sum += half(a[i], upper_a) * half(b[i], upper_b);
+    for (int i = 0; i < n; i++) sum += half(a[i], upper_a) * half(b[i], upper_b);
     return fabs(sum) / sqrt(n);         /* in deviations */
 }
 static void words_of(uint32_t *word, uint64_t seed, int64_t step, uint64_t tensor, uint64_t first) {
     const uint64_t key = mixpi_state_key(seed, step, tensor);
-    int i;
-    for (i = 0; i < WORDS; i++) word[i] = mixpi_state_random(key, first + (uint64_t)i);
+    for (int i = 0; i < WORDS; i++) word[i] = mixpi_state_random(key, first + (uint64_t)i);
 }
 static void test_random_words(void) {
     static uint32_t a[WORDS], b[WORDS];
@@ -550,18 +537,17 @@ static void test_random_words(void) {
 static void test_16_bits_are_f32(void) {
     run a = run_of(mixp_cpu(), MIXP_OPTIMIZER_ADAMW, 0, 0, MIXP_MASTER_F32, &memory);
     run b = run_of(mixp_cpu(), MIXP_OPTIMIZER_ADAMW, 0, 0, MIXP_MASTER_16BIT, &other);
-    int i, t;
-    for (i = 0; i < N; i++) {
+    for (int i = 0; i < N; i++) {
         float x = (float)ldexp(random_value(), random_to(30) - 20);
         set_weight(&a, i, x);
         set_weight(&b, i, x);
     }
-    for (t = 0; t < 50; t++) {
-        for (i = 0; i < N; i++) memory.grad[i] = other.grad[i] = (float)random_value();
+    for (int t = 0; t < 50; t++) {
+        for (int i = 0; i < N; i++) memory.grad[i] = other.grad[i] = (float)random_value();
         step_of(&a);
         step_of(&b);
     }
-    for (i = 0; i < N; i++) {
+    for (int i = 0; i < N; i++) {
         CHECK(f32_bits(weight_of(&a, i)) == f32_bits(weight_of(&b, i)));
         if ((f32_bits(weight_of(&a, i)) & 0xFFFF) != 0x8000)
             CHECK_INT(memory.weight[i], other.weight[i]);
@@ -596,12 +582,11 @@ static void test_random_keys(void) {
 /* The second moment after gradients that shrink tenfold over 4000 steps, of the true one. */
 static double v_left_over(float (*rounded)(float, uint32_t)) {
     double exact = 0, kept = 0, all = 0;
-    int i, t;
     random_state = 5;
-    for (i = 0; i < 200; i++) {
+    for (int i = 0; i < 200; i++) {
         float v = 0;
         exact = 0;
-        for (t = 0; t < 4000; t++) {
+        for (int t = 0; t < 4000; t++) {
             float g = (float)(random_value() * pow(10, -t / 4000.0));
             exact = 0.999 * exact + 0.001 * (double)g * (double)g;
             v = rounded(0.999f * v + 0.001f * g * g, random_bits());
@@ -628,17 +613,16 @@ static void test_bf16_v_sticks_to_nearest(void) {
 static void test_8_bit_masters_stagnate_to_nearest(void) {
     double sum = 0, squares = 0;
     float nearest = 1.0f;
-    int i, t;
-    for (i = 0; i < 200; i++) {
+    for (int i = 0; i < 200; i++) {
         float p = 1.0f;
-        for (t = 0; t < 10000; t++) {
+        for (int t = 0; t < 10000; t++) {
             mixpi_master_parts parts = mixpi_master_to_8(p - 1e-5f, random_bits() >> 24);
             p = mixpi_master_from_8(parts.weight, parts.rest);
         }
         sum += (double)p / 200;
         squares += (double)p * (double)p / 200;
     }
-    for (t = 0; t < 10000; t++) {       /* half of the smallest step that counts is 3.8e-6 */
+    for (int t = 0; t < 10000; t++) {       /* half of the smallest step that counts is 3.8e-6 */
         uint32_t u = f32_bits(nearest - 3e-6f);
         nearest = bits_f32((u + 0x7Fu + (u >> 8 & 1u)) & 0xFFFFFF00u);
     }
@@ -653,15 +637,14 @@ static void test_8_bit_masters_stagnate_to_nearest(void) {
 static double largest_update(int floor) {
     static float m[128], v[128], size[128];
     double most = 0;
-    int i, t;
     random_state = 11;
     memset(m, 0, sizeof m);
     memset(v, 0, sizeof v);
-    for (i = 0; i < 128; i++) size[i] = (float)exp(8 * random_value());
-    for (t = 1; t <= 300; t++) {
+    for (int i = 0; i < 128; i++) size[i] = (float)exp(8 * random_value());
+    for (int t = 1; t <= 300; t++) {
         uint32_t largest = 0, scale;
         float root[128];
-        for (i = 0; i < 128; i++) {
+        for (int i = 0; i < 128; i++) {
             float g = size[i] * (float)random_value();
             double update, bias = sqrt(1 - pow(0.999, t));
             m[i] = 0.9f * m[i] + 0.1f * g;
@@ -672,7 +655,7 @@ static double largest_update(int floor) {
             if (bits_of((double)root[i]) > largest) largest = bits_of((double)root[i]);
         }
         scale = mixpi_state_scale_v(largest);
-        for (i = 0; i < 128; i++) {
+        for (int i = 0; i < 128; i++) {
             uint32_t code = mixpi_state_v(root[i], scale, random_bits() >> 16);
             if (!floor && (double)root[i] < root_value(1, scale)) code = 0;
             v[i] = mixpi_state_v_value(code, scale);
@@ -745,8 +728,7 @@ static mixp_optimizer_states states_of(int m, int v, int master) {
 }
 
 static void fill(mixp_tensor *t, double scale) {
-    int64_t i;
-    for (i = 0; i < t->count; i++) numbers[i] = (float)(scale * random_value());
+    for (int64_t i = 0; i < t->count; i++) numbers[i] = (float)(scale * random_value());
     CHECK_INT(mixp_write(t, numbers, MIXP_F32, t->count), MIXP_OK);
 }
 
@@ -779,9 +761,8 @@ static model model_of(mixp_optimizer_states states) {
 }
 
 static void train(model *m, int steps, int overflow) {
-    int i;
     while (steps--) {
-        for (i = 0; i < 3; i++) fill(m->grads[i], 65536.0);
+        for (int i = 0; i < 3; i++) fill(m->grads[i], 65536.0);
         CHECK(mixp_scaler_loss_scale(m->scaler) > 0.0f);    /* whoever multiplies by it asks */
         if (overflow) {
             numbers[9] = bits_f32(0x7F800000u);
@@ -800,8 +781,7 @@ static void test_masters_of_written_weights(void) {
         for (when = 0; when < 3; when++) {          /* writes before: each step, each other step, each step but of f32 */
             model m = model_of(states_of(0, 0, kind));
             mixp_tensor *t = when == 2 ? m.table : m.w;
-            int step;
-            for (step = 0; step < 9; step++) {
+            for (int step = 0; step < 9; step++) {
                 static float values[6400];
                 CHECK_INT(mixp_read(t, values, MIXP_F32, t->count), MIXP_OK);
                 if (when != 1 || step % 2) CHECK_INT(mixp_write(t, values, MIXP_F32, t->count), MIXP_OK);
@@ -836,9 +816,8 @@ static mixp_safetensors *saved(const model *m) {
 
 /* Of two files, the tensors whose names contain `part` hold the same bytes. */
 static void same_files(const mixp_safetensors *a, const mixp_safetensors *b, const char *part) {
-    int64_t i;
     CHECK_INT(mixp_safetensors_count(a), mixp_safetensors_count(b));
-    for (i = 0; i < mixp_safetensors_count(a); i++) {
+    for (int64_t i = 0; i < mixp_safetensors_count(a); i++) {
         const mixp_st_entry *x = mixp_safetensors_at(a, i);
         const mixp_st_entry *y = mixp_safetensors_find(b, x->name);
         if (!strstr(x->name, part)) continue;
@@ -854,12 +833,10 @@ static void test_what_is_kept(void) {
     static const char *const m_types[3] = { "F32", "BF16", "F8_E4M3" };
     static const char *const v_types[3] = { "F32", "BF16", "U8" };
     static const char *const masters[3] = { "F32", "U16", "U8" };
-    int kind;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         model m = model_of(states_of(kind, 2 - kind, kind));
-        mixp_safetensors *file;
         train(&m, 2, 0);
-        file = saved(&m);
+        mixp_safetensors *file = saved(&m);
         CHECK_TEXT(type_in(file, "optimizer.0.m.w"), m_types[kind]);
         CHECK_TEXT(type_in(file, "optimizer.0.v.w"), v_types[2 - kind]);
         CHECK_TEXT(type_in(file, "optimizer.0.master.w"), masters[kind]);
@@ -875,15 +852,13 @@ static void test_what_is_kept(void) {
 }
 
 static void test_skipped_means_untouched(void) {
-    int kind;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         model m = model_of(states_of(kind, kind, kind));
-        mixp_safetensors *before, *after;
         train(&m, 3, 0);
-        before = saved(&m);
+        mixp_safetensors *before = saved(&m);
         train(&m, 1, 1);
         CHECK_INT(mixp_scaler_verdict(m.scaler).outcome, MIXP_STEP_SKIPPED);
-        after = saved(&m);
+        mixp_safetensors *after = saved(&m);
         same_files(before, after, ".w");
         same_files(before, after, ".norm");
         same_files(before, after, ".table");
@@ -897,22 +872,19 @@ static void test_skipped_means_untouched(void) {
 
 /* Saved, loaded into another process' model, trained on: the bytes of one that never stopped. */
 static void test_resume(void) {
-    int kind;
-    for (kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         model a = model_of(states_of(kind, kind, kind)), b;
-        mixp_safetensors *of_a, *of_b;
-        mixp_checkpoint c;
         train(&a, 3, 0);
         mixp_safetensors_free(saved(&a));
         b = model_of(states_of(kind, kind, kind));
-        c = checkpoint_of(&b);
+        mixp_checkpoint c = checkpoint_of(&b);
         CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
         random_state = 1;
         train(&a, 3, 0);
-        of_a = saved(&a);
+        mixp_safetensors *of_a = saved(&a);
         random_state = 1;
         train(&b, 3, 0);
-        of_b = saved(&b);
+        mixp_safetensors *of_b = saved(&b);
         same_files(of_a, of_b, "");
         mixp_safetensors_free(of_a);
         mixp_safetensors_free(of_b);
@@ -928,21 +900,18 @@ static void test_another_kind_in_the_file(void) {
         "'optimizer.0.v.w' is bf16 [64, 100], not f32 [64, 100]",
         "'optimizer.0.master.w' is U16 [64, 100], not f32 [64, 100]",
         "'optimizer.0.m.w' is f8_e4m3 [64, 100], not f32 [64, 100]" };
-    int k;
-    for (k = 0; k < 4; k++) {
+    for (int k = 0; k < 4; k++) {
         model a = model_of(states_of(k == 0 ? 1 : k == 3 ? 2 : 0, k == 1, k == 2)), b;
-        mixp_safetensors *before, *after;
-        mixp_checkpoint c;
         train(&a, 2, 0);
         b = model_of(states_of(0, 0, 0));
         train(&b, 1, 0);
-        before = saved(&b);
+        mixp_safetensors *before = saved(&b);
         mixp_safetensors_free(saved(&a));
-        c = checkpoint_of(&b);
+        mixp_checkpoint c = checkpoint_of(&b);
         CHECK_INT(mixp_checkpoint_load(path, &c), k == 3 ? MIXP_ERR_SHAPE : MIXP_ERR_DTYPE);
         CHECK_TEXT(error_of(b.ctx), there[k]);
         mixp_context_clear_error(b.ctx);
-        after = saved(&b);
+        mixp_safetensors *after = saved(&b);
         same_files(before, after, "");
         mixp_safetensors_free(before);
         mixp_safetensors_free(after);
@@ -955,14 +924,11 @@ static void test_another_kind_in_the_file(void) {
 /* A weight that the program writes is its own truth: nothing of the old master stays beside it. */
 static void test_written_weights(void) {
     model m = model_of(states_of(0, 0, 1));
-    mixp_safetensors *file;
-    const mixp_st_entry *rest;
-    size_t i;
     train(&m, 3, 0);
     fill(m.w, 3);
-    file = saved(&m);
-    rest = mixp_safetensors_find(file, "optimizer.0.master.w");
-    for (i = 0; rest && i < rest->bytes; i++) CHECK_INT(((const char *)rest->data)[i], 0);
+    mixp_safetensors *file = saved(&m);
+    const mixp_st_entry *rest = mixp_safetensors_find(file, "optimizer.0.master.w");
+    for (size_t i = 0; rest && i < rest->bytes; i++) CHECK_INT(((const char *)rest->data)[i], 0);
     CHECK(rest != NULL);
     mixp_safetensors_free(file);
     mixp_context_free(m.ctx);
@@ -980,7 +946,6 @@ static void test_errors(void) {
     mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_optimizer_desc rms = mixp_rmsprop_defaults();
     mixp_optimizer_desc lion = mixp_lion_defaults();
-    mixp_optimizer *opt;
     d.states = states_of(3, 0, 0);
     refused(ctx, mixp_optimizer_new(ctx, &d), "states.m is not a mixp_moment_kind");
     d.states = states_of(0, -1, 0);
@@ -998,7 +963,7 @@ static void test_errors(void) {
     lion.beta2 = -0.1;
     refused(ctx, mixp_optimizer_new(ctx, &lion), "mixp_optimizer_new: Lion: beta2 must lie in [0,1)");
     d.no_master = 0;
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "half", MIXP_F16, 2, shape), NULL),
               MIXP_ERR_DTYPE);
     CHECK_TEXT(error_of(ctx), "'half' is f16, but this states.master completes bf16 weights");

@@ -27,9 +27,8 @@ static mixp_bf16 values[COUNT], again[COUNT];
 static uint8_t codes[COUNT], scales[COUNT], other[COUNT];
 
 static void fill_source(int edge) {
-    int i;
     random_state = 77;
-    for (i = 0; i < COUNT; i++) {
+    for (int i = 0; i < COUNT; i++) {
         source[i] = (float)random_value();
         if (edge == 1) source[i] = (float)ldexp((double)source[i], (int)(random_u64() % 60) - 30);
         if (edge == 2 && i < COUNT / 2) source[i] = i % 2 ? 0.0f : -0.0f;
@@ -137,10 +136,9 @@ static void codes_are_exact(void) {
 static void same_codes_on_all_sets(void) {
     const mixp_exec x = one_thread();
     const mixp_device *first = mixp_cpu();
-    int isa, f;
     fill_source(1);
-    for (f = 0; f < FORMS; f++)
-        for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int f = 0; f < FORMS; f++)
+        for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
             const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
             mixp_recode_args a = recode_of(&forms[f], codes), b = recode_of(&forms[f], other);
             if (!d) continue;
@@ -224,8 +222,7 @@ static uint8_t value_table[2][1 << 16];
 
 static void list_values(mixp_dtype element) {
     const int low = element == MIXP_F4_E2M1, count = low ? 16 : 256;
-    int i;
-    for (i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         const uint32_t bits = mixp_bits_of_f32((float)mixp_decode(element, (uint64_t)i));
         CHECK_INT(bits & 0xFFFF, 0);
         value_table[low][bits >> 16] = 1;
@@ -260,7 +257,6 @@ static void one_block(const block_form *f, int row, int col, int largest) {
 static void one_shape(const block_form *f, const mixp_device *d) {
     mixp_exec x = one_thread();
     mixp_quantise_args k;
-    int row, col;
     x.scratch = scratch_of;
     memset(&k, 0, sizeof k);
     k.rows = TALL;
@@ -274,20 +270,19 @@ static void one_shape(const block_form *f, const mixp_device *d) {
     k.scales = wide_scales;
     memset(wide_scales, 0x55, sizeof wide_scales);
     CHECK_INT(d->kernels->quantise(&x, &k), MIXP_OK);
-    for (row = 0; row < TALL; row += f->rows)
-        for (col = 0; col < WIDE; col += f->cols)
+    for (int row = 0; row < TALL; row += f->rows)
+        for (int col = 0; col < WIDE; col += f->cols)
             one_block(f, row, col, f->element == MIXP_F4_E2M1 ? 6 : 448);
     CHECK_INT(wide_scales[TALL * WIDE / f->rows / f->cols], 0x55);
 }
 
 static void scales_of_every_shape(void) {
-    int isa, f, i;
     random_state = 5;
     list_values(MIXP_F8_E4M3);
     list_values(MIXP_F4_E2M1);
-    for (i = 0; i < TALL * WIDE; i++) wide_source[i] = (float)random_value();
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-        for (f = 0; f < SHAPES && mixp_cpu_with((mixp_isa)isa); f++)
+    for (int i = 0; i < TALL * WIDE; i++) wide_source[i] = (float)random_value();
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (int f = 0; f < SHAPES && mixp_cpu_with((mixp_isa)isa); f++)
             one_shape(&shapes[f], mixp_cpu_with((mixp_isa)isa));
 }
 
@@ -309,10 +304,9 @@ typedef struct model {
 
 static mixp_tensor *param(mixp_context *ctx, const char *name, int64_t rows, int64_t cols) {
     int64_t shape[2];
-    mixp_tensor *t;
     shape[0] = rows;
     shape[1] = cols;
-    t = mixp_param(ctx, name, MIXP_F32, cols ? 2 : 1, shape);
+    mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, cols ? 2 : 1, shape);
     if (cols) mixp_init_normal(t, 0, 0.1);
     else mixp_fill(t, 1.0);
     return t;
@@ -325,7 +319,6 @@ static model model_of(const mode *how, int with_codes) {
     mixp_context_desc d;
     char name[32];
     model m;
-    int l, k;
     memset(&d, 0, sizeof d);
     memset(&m, 0, sizeof m);
     d.threads = how->threads ? how->threads : 2;
@@ -333,8 +326,8 @@ static model model_of(const mode *how, int with_codes) {
     m.ctx = mixp_context_new(&d);
     m.how = how;
     m.in = param(m.ctx, "in", WIDTH, 0);
-    for (l = 0; l < LAYERS; l++)
-        for (k = 0; k < WEIGHTS; k++) {
+    for (int l = 0; l < LAYERS; l++)
+        for (int k = 0; k < WEIGHTS; k++) {
             snprintf(name, sizeof name, "h.%d.%d", l, k);
             m.w[l][k] = param(m.ctx, name, rows[k] * WIDTH, cols[k] * WIDTH);
         }
@@ -369,9 +362,8 @@ static mixp_tensor *one_layer(mixp_context *ctx, mixp_tensor *x, void *user) {
 static mixp_tensor *loss_of(model *m, int t) {
     static float batch[TOKENS * WIDTH];
     mixp_tensor *x, *loss = NULL;
-    int i;
     random_state = (uint64_t)t + 9;
-    for (i = 0; i < TOKENS * WIDTH; i++) batch[i] = (float)random_value();
+    for (int i = 0; i < TOKENS * WIDTH; i++) batch[i] = (float)random_value();
     x = mixp_input(m->ctx, MIXP_F32, 3, x_shape, batch);
     MIXP_AUTOCAST(m->ctx, MIXP_BF16) {
         x = mixp_mul(m->ctx, x, m->in);
@@ -384,10 +376,9 @@ static mixp_tensor *loss_of(model *m, int t) {
 }
 
 static void step(model *m, int t) {
-    int i;
     mixp_step_begin(m->ctx);
     mixp_zero_grad(m->opt);
-    for (i = 0; i <= m->how->micro; i++)
+    for (int i = 0; i <= m->how->micro; i++)
         CHECK_INT(mixp_backward(m->ctx, loss_of(m, 7 * t + i)), MIXP_OK);
     m->peak = mixp_context_memory(m->ctx).peak;
 }
@@ -406,13 +397,10 @@ static void same_bits(mixp_tensor *a, mixp_tensor *b) {
  * results that the guard has raised to f32. */
 static int64_t beside(const mode *how, int64_t coded) {
     model a = model_of(how, 0), b = model_of(how, 1);
-    int64_t saved;
-    int t;
-    for (t = 0; t < STEPS; t++) {
-        int64_t i;
+    for (int t = 0; t < STEPS; t++) {
         step(&a, t);
         step(&b, t);
-        for (i = 0; mixp_context_param(a.ctx, i); i++) {
+        for (int64_t i = 0; mixp_context_param(a.ctx, i); i++) {
             mixp_tensor *p = mixp_context_param(a.ctx, i), *q = mixp_context_param(b.ctx, i);
             if (p->grad) same_bits(p->grad, q->grad);
             else CHECK(!q->grad);
@@ -420,14 +408,14 @@ static int64_t beside(const mode *how, int64_t coded) {
         mixp_optimizer_step(a.opt);
         mixp_optimizer_step(b.opt);
     }
-    for (t = 0; t < LAYERS * WEIGHTS; t++)
+    for (int t = 0; t < LAYERS * WEIGHTS; t++)
         same_bits(a.w[t / WEIGHTS][t % WEIGHTS], b.w[t / WEIGHTS][t % WEIGHTS]);
     CHECK_INT(mixp_autocast_recipe_counts(a.ctx).coded, 0);
     coded *= STEPS * (1 + how->micro);
     if (how->guard) CHECK(mixp_autocast_recipe_counts(b.ctx).coded >= coded);
     else CHECK_INT(mixp_autocast_recipe_counts(b.ctx).coded, coded);
     CHECK_INT(mixp_autocast_recipe_counts(a.ctx).products, mixp_autocast_recipe_counts(b.ctx).products);
-    saved = (int64_t)a.peak - (int64_t)b.peak;
+    int64_t saved = (int64_t)a.peak - (int64_t)b.peak;
     CHECK_INT(mixp_context_error(a.ctx, NULL), MIXP_OK);
     CHECK_INT(mixp_context_error(b.ctx, NULL), MIXP_OK);
     mixp_context_free(a.ctx);
@@ -446,8 +434,7 @@ static mode mode_of(mixp_recipe_kind kind) {
 /* At level 2 the inputs are bf16: two norms and a GELU in each layer, 6 WIDTH values for each token. The
  * peak falls by what all linears save, less at most the arrays of the layer where it lies. */
 static void every_recipe(void) {
-    int kind;
-    for (kind = MIXP_RECIPE_NONE + 1; kind < MIXP_RECIPE_COUNT; kind++) {
+    for (int kind = MIXP_RECIPE_NONE + 1; kind < MIXP_RECIPE_COUNT; kind++) {
         static const double bytes[MIXP_RECIPE_COUNT] = { 0, 1, 1, 1 + 1 / 128.0, 1 + 1 / 32.0, 0.5 + 1 / 16.0 };
         mode how = mode_of((mixp_recipe_kind)kind);
         const double each = (2 - bytes[kind]) * 6 * TOKENS * WIDTH;
@@ -464,8 +451,7 @@ static void every_way(void) {
     const int quick = getenv("MIXPREC_TEST_QUICK") != NULL;
     static const mixp_recipe_kind kinds[] = { MIXP_RECIPE_FP8_CURRENT, MIXP_RECIPE_FP8_DELAYED,
                                               MIXP_RECIPE_MXFP8, MIXP_RECIPE_NVFP4 };
-    int i;
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         mode how = mode_of(kinds[i]);
         how.threads = 1;
         if (!quick || i % 2 == 0) beside(&how, 3 * LAYERS);
@@ -497,15 +483,13 @@ static void every_way(void) {
 /* The bits do not depend on the number of threads. */
 static void threads(void) {
     mode one = mode_of(MIXP_RECIPE_NVFP4), three = one;
-    model a, b;
-    int k;
     one.threads = 1;
     three.threads = 3;
-    a = model_of(&one, 1);
-    b = model_of(&three, 1);
+    model a = model_of(&one, 1);
+    model b = model_of(&three, 1);
     step(&a, 0);
     step(&b, 0);
-    for (k = 0; k < LAYERS * WEIGHTS; k++)
+    for (int k = 0; k < LAYERS * WEIGHTS; k++)
         if (a.w[k / WEIGHTS][k % WEIGHTS]->grad)
             same_bits(a.w[k / WEIGHTS][k % WEIGHTS]->grad, b.w[k / WEIGHTS][k % WEIGHTS]->grad);
     mixp_context_free(a.ctx);
@@ -546,11 +530,9 @@ static one one_of(int codes_on) {
 static mixp_tensor *result(one *o) {
     static float x[WIDTH * WIDTH];
     static const int64_t shape[2] = { WIDTH, WIDTH };
-    mixp_tensor *t;
-    int i;
     random_state = 4;
-    for (i = 0; i < WIDTH * WIDTH; i++) x[i] = (float)random_value();
-    t = mixp_input(o->ctx, MIXP_F32, 2, shape, x);
+    for (int i = 0; i < WIDTH * WIDTH; i++) x[i] = (float)random_value();
+    mixp_tensor *t = mixp_input(o->ctx, MIXP_F32, 2, shape, x);
     MIXP_AUTOCAST(o->ctx, MIXP_BF16) t = mixp_scale(o->ctx, mixp_mul(o->ctx, t, o->p), 2.0f);
     return t;
 }
@@ -593,8 +575,7 @@ static const char *const reasons[WHYS] = {
 };
 
 static void inputs_that_stay(void) {
-    int w;
-    for (w = NOTHING; w < WHYS; w++) {
+    for (int w = NOTHING; w < WHYS; w++) {
         one a = one_of(0), b = one_of(1);
         CHECK_INT(mixp_backward(a.ctx, applied(&a, (why)w)), MIXP_OK);
         CHECK_INT(mixp_backward(b.ctx, applied(&b, (why)w)), MIXP_OK);
@@ -634,8 +615,7 @@ static void evaluations(void) {
 /* Two losses of one step walk back through the same linear. */
 static void two_walks(void) {
     one o[2];
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         mixp_tensor *x, *y = NULL;
         o[i] = one_of(i);
         x = result(&o[i]);
@@ -653,9 +633,8 @@ static void two_walks(void) {
 /* A guard that measures products a second time keeps no codes a second time. */
 static void counted_once(void) {
     one o = one_of(1);
-    int t;
     CHECK_INT(mixp_guard_start(o.ctx, NULL), MIXP_OK);
-    for (t = 0; t < 4; t++) {
+    for (int t = 0; t < 4; t++) {
         mixp_step_begin(o.ctx);
         CHECK_INT(mixp_backward(o.ctx, applied(&o, NOTHING)), MIXP_OK);
     }

@@ -46,11 +46,10 @@ typedef struct rule { int history, most_recent, margin; } rule;
 static void turn(operand *o, rule r) {
     const double now = o->now;
     double amax = now;
-    int i;
     o->now = 0;
     if (amax == 0 || isinf(amax)) return;       /* an Inf enters nothing */
-    for (i = 0; i < r.history - 1 && !r.most_recent; i++) amax = fmax(amax, o->past[i]);
-    for (i = 0; i + 1 < r.history - 1; i++) o->past[i] = o->past[i + 1];
+    for (int i = 0; i < r.history - 1 && !r.most_recent; i++) amax = fmax(amax, o->past[i]);
+    for (int i = 0; i + 1 < r.history - 1; i++) o->past[i] = o->past[i + 1];
     if (r.history > 1) o->past[r.history - 2] = now;
     if (isfinite(amax)) o->scale = f32(o->max / pow(2, r.margin) / amax);
 }
@@ -59,8 +58,7 @@ static double in_bf16(double x) { return (double)mixp_f32_from_bf16(mixp_bf16_fr
 
 /* Quantises n values with the scale of o, which meets them if `enters`. */
 static void quantise(operand *o, const float *x, int n, int enters, double *q) {
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         const double v = in_bf16((double)x[i]);
         q[i] = on_grid(f32(v * o->scale), o->max > 1000) / o->scale;
         if (enters && fabs(v) > o->now) o->now = fabs(v);
@@ -108,8 +106,7 @@ static mixp_recipe recipe_of(rule r) {
 }
 
 static void fill(float *x, int n, uint64_t key, double size) {
-    int i;
-    for (i = 0; i < n; i++)
+    for (int i = 0; i < n; i++)
         x[i] = (float)(((double)mixp_random_at(mixp_random_key(9, key, 1), (uint64_t)i) / 4294967296.0 - 0.5) * size);
 }
 
@@ -158,9 +155,8 @@ static mixp_tensor *walk(layer *l, const float *x, const float *dy, mixp_tensor 
 /* The tensor NAME of a checkpoint, as f32. */
 static void read_state(const char *path, const char *name, float *to, int64_t count) {
     mixp_safetensors *file = NULL;
-    const mixp_st_entry *e;
     CHECK_INT(mixp_safetensors_read(path, &file, NULL, 0), MIXP_OK);
-    e = file ? mixp_safetensors_find(file, name) : NULL;
+    const mixp_st_entry *e = file ? mixp_safetensors_find(file, name) : NULL;
     CHECK(e && e->dtype == MIXP_F32 && e->bytes == (size_t)count * sizeof *to);
     if (e && e->bytes == (size_t)count * sizeof *to) memcpy(to, e->data, e->bytes);
     mixp_safetensors_free(file);
@@ -187,15 +183,14 @@ static void check_states(layer *l, const operand *o, rule r) {
     float history[3 * MOST], scales[3];
     const mixp_checkpoint c = checkpoint_of(l);
     const char *path = path_of("delayed");
-    int i, k;
     CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
     read_state(path, "mixprec.recipe.scales.w", scales, 3);
     read_state(path, "mixprec.recipe.amax_history.w", history, 3 * r.history);
     remove(path);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         CHECK((double)scales[i] == o[i].scale);
         CHECK((double)history[i * r.history] == o[i].now);
-        for (k = 1; k < r.history; k++) CHECK((double)history[i * r.history + k] == o[i].past[k - 1]);
+        for (int k = 1; k < r.history; k++) CHECK((double)history[i * r.history + k] == o[i].past[k - 1]);
     }
 }
 
@@ -204,7 +199,6 @@ static void walk_beside(layer *l, operand *o, uint64_t key, double size, double 
     static float x[M * K], dy[M * N], w[N * K], y[M * N], dx[M * K], dw[N * K];
     static double qx[M * K], qw[N * K], qdy[M * N], sum[N * K];
     mixp_tensor *at;
-    int i;
     fill(x, M * K, key, size);
     fill(dy, M * N, key + 1, 0.01 * size);
     mixp_read(l->w, w, MIXP_F32, N * K);
@@ -216,9 +210,9 @@ static void walk_beside(layer *l, operand *o, uint64_t key, double size, double 
     quantise(&o[2], dy, M * N, 1, qdy);
     CHECK(error_of(qx, 1, K, qw, 1, K, y, M, N, K, 1) < 1e-6);      /* y and dx are bf16 */
     CHECK(error_of(qdy, 1, N, qw, K, 1, dx, M, K, N, 1) < 1e-6);
-    for (i = 0; i < N * K; i++) sum[i] = (double)dw[i] - before[i];
-    for (i = 0; i < N * K; i++) before[i] = (double)dw[i];
-    for (i = 0; i < N * K; i++) dw[i] = (float)sum[i];
+    for (int i = 0; i < N * K; i++) sum[i] = (double)dw[i] - before[i];
+    for (int i = 0; i < N * K; i++) before[i] = (double)dw[i];
+    for (int i = 0; i < N * K; i++) dw[i] = (float)sum[i];
     CHECK(error_of(qdy, N, 1, qx, K, 1, dw, N, K, M, 0) < 1e-5);
 }
 
@@ -230,13 +224,12 @@ static void emulate(rule r) {
     layer l = layer_new(&recipe, NULL);
     operand o[3];
     mixp_tensor *at;
-    int step, i;
     memset(o, 0, sizeof o);
-    for (i = 0; i < 3; i++) o[i].scale = 1.0;
+    for (int i = 0; i < 3; i++) o[i].scale = 1.0;
     o[0].max = o[1].max = 448.0;
     o[2].max = 57344.0;
     mixp_optimizer_add(l.opt, l.w, NULL);
-    for (step = 0; step < 10; step++) {
+    for (int step = 0; step < 10; step++) {
         const double size = pow(7.0, (double)(step * step % 5));
         mixp_zero_grad(l.opt);
         memset(sum, 0, sizeof sum);
@@ -251,13 +244,13 @@ static void emulate(rule r) {
             fill(dy, M * N, 79, 1.0);
             dy[5] = mixp_f32_of_bits(step == 5 ? 0x7FC00000u : 0x7F800000u);
             walk(&l, eval, dy, &at);
-            for (i = 0; i < M * K; i++) o[0].now = fmax(o[0].now, fabs(in_bf16((double)eval[i])));
+            for (int i = 0; i < M * K; i++) o[0].now = fmax(o[0].now, fabs(in_bf16((double)eval[i])));
             if (step == 7) o[2].now = HUGE_VAL;
         }
         CHECK_INT(mixp_scaler_step(l.scaler, l.opt), MIXP_OK);
         CHECK_INT(mixp_scaler_update(l.scaler), MIXP_OK);
         CHECK_INT(mixp_scaler_verdict(l.scaler).outcome, step == 5 || step == 7 ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
-        for (i = 0; i < 3; i++) turn(&o[i], r);
+        for (int i = 0; i < 3; i++) turn(&o[i], r);
         check_states(&l, o, r);
     }
     CHECK_INT(mixp_context_error(l.ctx, NULL), MIXP_OK);
@@ -267,8 +260,7 @@ static void emulate(rule r) {
 
 static void against_emulation(void) {
     const rule rules[] = { { 4, 0, 0 }, { 4, 1, 2 }, { 1, 0, 0 }, { 1, 1, 1 }, { 16, 0, 1 }, { 2, 1, 0 } };
-    size_t i;
-    for (i = 0; i < sizeof rules / sizeof rules[0]; i++) emulate(rules[i]);
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) emulate(rules[i]);
 }
 
 /* --- without a scaler, and what does not enter ------------------------------------------------ */
@@ -282,12 +274,11 @@ static void other_updates(void) {
     layer l = layer_new(&recipe, NULL);
     operand o[3];
     mixp_scaler_desc off;
-    mixp_scaler *disabled;
     mixp_tensor *at, *y = NULL;
     int i;
     memset(&off, 0, sizeof off);
     off.disabled = 1;
-    disabled = mixp_scaler_new(l.ctx, &off);
+    mixp_scaler *disabled = mixp_scaler_new(l.ctx, &off);
     memset(o, 0, sizeof o);
     for (i = 0; i < 3; i++) o[i].scale = 1.0;
     o[0].max = o[1].max = 448.0;
@@ -331,8 +322,7 @@ static void other_updates(void) {
 static void train(layer *l, int from, int to) {
     static float x[M * K], dy[M * N];
     mixp_tensor *at;
-    int step;
-    for (step = from; step < to; step++) {
+    for (int step = from; step < to; step++) {
         mixp_zero_grad(l->opt);
         fill(x, M * K, (uint64_t)(2 * step), pow(3.0, step % 4));
         fill(dy, M * N, (uint64_t)(2 * step + 1), 0.01);
@@ -362,9 +352,8 @@ static void refuses_state(const mixp_recipe *recipe, const char *path, const cha
     const mixp_checkpoint c = checkpoint_of(&l);
     static char before[1 << 16], after[1 << 16];
     const char *message = "";
-    size_t n;
     mixp_optimizer_add(l.opt, l.w, NULL);
-    n = saved(&l, before, sizeof before);
+    size_t n = saved(&l, before, sizeof before);
     CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_ERR_SHAPE);
     CHECK_INT(mixp_context_error(l.ctx, &message), MIXP_ERR_SHAPE);
     CHECK_TEXT(message, why);
@@ -383,13 +372,12 @@ static void resume(void) {
     char path[80];
     layer l = layer_new(&recipe, NULL);
     mixp_checkpoint c = checkpoint_of(&l);
-    size_t n;
     snprintf(path, sizeof path, "%s", path_of("resume"));
     mixp_optimizer_add(l.opt, l.w, NULL);
     train(&l, 0, 4);
     CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
     train(&l, 4, 9);
-    n = saved(&l, one, sizeof one);
+    size_t n = saved(&l, one, sizeof one);
     CHECK(n > 0);
     mixp_context_free(l.ctx);
     l = layer_new(&recipe, NULL);
@@ -426,9 +414,8 @@ static void resume(void) {
     CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
     {
         operand o[3];
-        int i;
         memset(o, 0, sizeof o);
-        for (i = 0; i < 3; i++) o[i].scale = 1.0;
+        for (int i = 0; i < 3; i++) o[i].scale = 1.0;
         check_states(&l, o, r);
     }
     mixp_context_free(l.ctx);
@@ -486,12 +473,11 @@ static void bad_numbers(void) {
     char path[80];
     layer l = layer_new(&recipe, NULL);
     mixp_checkpoint c = checkpoint_of(&l);
-    int i, k;
     snprintf(path, sizeof path, "%s", path_of("bad"));
     mixp_optimizer_add(l.opt, l.w, NULL);
     train(&l, 0, 2);
-    for (k = 0; k < 2; k++)
-        for (i = 0; i < 4; i++) {
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < 4; i++) {
             const char *name = k ? "mixprec.recipe.scales.w" : "mixprec.recipe.amax_history.w";
             const int good = !k && (i == 1 || i == 2);      /* an amax may be 0 or Inf */
             const size_t n = saved(&l, bytes, sizeof bytes);
@@ -600,9 +586,8 @@ static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out)
     const int late = differs == 3 || differs == 4;
     layer l = layer_new(differs == 2 ? NULL : &recipe, ranks);
     mixp_tensor *at;
-    int step;
     mixp_optimizer_add(l.opt, l.w, NULL);
-    for (step = 0; step < STEPS && mixp_context_error(l.ctx, NULL) == MIXP_OK; step++) {
+    for (int step = 0; step < STEPS && mixp_context_error(l.ctx, NULL) == MIXP_OK; step++) {
         mixp_zero_grad(l.opt);
         part_of(step, ranks->rank, x, dy);
         if (late && step == 5) recipe.margin = 2;
@@ -624,9 +609,8 @@ static outcome *trained(int differs) {
     outcome *all = (outcome *)mmap(NULL, RANKS * sizeof *all, PROT_READ | PROT_WRITE,
                                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int status = 0;
-    pid_t child;
     fflush(stdout);
-    child = fork();
+    pid_t child = fork();
     if (!child) {
         mixp_ranks_desc ranks = ddp_fork(RANKS);
         ranks.seconds = 20;
@@ -650,18 +634,17 @@ static void one_trains(outcome *out) {
     layer l = layer_new(&recipe, NULL);
     mixp_optimizer *forget = new_sgd(l.ctx);
     mixp_tensor *at;
-    int step, part, i;
     mixp_optimizer_add(l.opt, l.w, mixp_view(l.ctx, "", MIXP_F32, 2, shape, sum));
     mixp_optimizer_add(forget, l.w, NULL);
-    for (step = 0; step < STEPS; step++) {
-        for (part = 0; part < RANKS; part++) {
+    for (int step = 0; step < STEPS; step++) {
+        for (int part = 0; part < RANKS; part++) {
             mixp_zero_grad(forget);
             part_of(step, part, x, dy);
             walk(&l, x, dy, &at);
             mixp_read(l.w->grad, one, MIXP_F32, N * K);
-            for (i = 0; i < N * K; i++) sum[i] = part ? sum[i] + one[i] : one[i];
+            for (int i = 0; i < N * K; i++) sum[i] = part ? sum[i] + one[i] : one[i];
         }
-        for (i = 0; i < N * K; i++) sum[i] *= 1.0f / RANKS;
+        for (int i = 0; i < N * K; i++) sum[i] *= 1.0f / RANKS;
         CHECK_INT(mixp_scaler_step(l.scaler, l.opt), MIXP_OK);
         CHECK_INT(mixp_scaler_update(l.scaler), MIXP_OK);
     }

@@ -44,7 +44,6 @@ static net net_new(const plan *p, const mixp_ranks_desc *ranks) {
     mixp_guard_desc guard;
     mixp_recipe_rule rule = { "w0", NULL };
     net n;
-    int i;
     memset(&desc, 0, sizeof desc);
     memset(&guard, 0, sizeof guard);
     desc.threads = 2;
@@ -55,11 +54,11 @@ static net net_new(const plan *p, const mixp_ranks_desc *ranks) {
     n.opt = mixp_optimizer_new(n.ctx, &adamw);
     n.w[0] = mixp_param(n.ctx, "w0", MIXP_F32, 2, shape);
     n.w[1] = mixp_param(n.ctx, "w1", MIXP_F32, 2, shape);
-    for (i = 0; i < WIDTH * WIDTH; i++) start[i] = i % 16 ? (float)(unit(1, i) * 0.3 / (double)p->usual) : 0.0f;
+    for (int i = 0; i < WIDTH * WIDTH; i++) start[i] = i % 16 ? (float)(unit(1, i) * 0.3 / (double)p->usual) : 0.0f;
     mixp_write(n.w[0], start, MIXP_F32, WIDTH * WIDTH);
-    for (i = 0; i < WIDTH * WIDTH; i++) start[i] = (float)(unit(2, i) * 0.3);
+    for (int i = 0; i < WIDTH * WIDTH; i++) start[i] = (float)(unit(2, i) * 0.3);
     mixp_write(n.w[1], start, MIXP_F32, WIDTH * WIDTH);
-    for (i = 0; i < 2; i++) mixp_optimizer_add(n.opt, n.w[i], NULL);
+    for (int i = 0; i < 2; i++) mixp_optimizer_add(n.opt, n.w[i], NULL);
     guard.every = p->every;
     guard.clean = 2;
     guard.imprecise = -1.0f;        /* measuring precision computes products again, which are counted */
@@ -73,15 +72,13 @@ static net net_new(const plan *p, const mixp_ranks_desc *ranks) {
 /* The columns of the outliers stay 0 in the first weights. */
 static void net_ignore(net *n) {
     static float w[WIDTH * WIDTH];
-    int i;
     mixp_read(n->w[0], w, MIXP_F32, WIDTH * WIDTH);
-    for (i = 0; i < WIDTH * WIDTH; i += 16) w[i] = 0.0f;
+    for (int i = 0; i < WIDTH * WIDTH; i += 16) w[i] = 0.0f;
     mixp_write(n->w[0], w, MIXP_F32, WIDTH * WIDTH);
 }
 
 static void fill_x(float *x, float outlier, float usual, uint64_t key) {
-    int i;
-    for (i = 0; i < ROWS * WIDTH; i++)
+    for (int i = 0; i < ROWS * WIDTH; i++)
         x[i] = i % 16 ? (float)(2 * unit(key, i)) * usual : unit(key, i) < 0 ? -outlier : outlier;
 }
 
@@ -90,9 +87,8 @@ static void net_step(net *n, const plan *p, float outlier, uint64_t key) {
     const int64_t shape[2] = { ROWS, WIDTH };
     static float x[ROWS * WIDTH], y[ROWS * WIDTH];
     mixp_tensor *h = NULL;
-    int i;
     fill_x(x, outlier, p->usual, key);
-    for (i = 0; i < ROWS * WIDTH; i++) y[i] = i % 16 ? sinf(2 * x[i] / p->usual) : 0.0f;
+    for (int i = 0; i < ROWS * WIDTH; i++) y[i] = i % 16 ? sinf(2 * x[i] / p->usual) : 0.0f;
     mixp_step_begin(n->ctx);
     mixp_zero_grad(n->opt);
     MIXP_AUTOCAST(n->ctx, MIXP_BF16) {
@@ -108,16 +104,14 @@ static void net_step(net *n, const plan *p, float outlier, uint64_t key) {
 
 /* Event number i of a kind; 0: there are fewer. */
 static int event_of(const net *n, mixp_event_kind kind, int i, mixp_event *e) {
-    int k;
-    for (k = 0; mixp_guard_event(n->ctx, k, e); k++)
+    for (int k = 0; mixp_guard_event(n->ctx, k, e); k++)
         if (e->kind == kind && !i--) return 1;
     return 0;
 }
 
 /* The same for the operand x of the first layer. */
 static int x_event_of(const net *n, mixp_event_kind kind, int i, mixp_event *e) {
-    int k;
-    for (k = 0; mixp_guard_event(n->ctx, k, e); k++)
+    for (int k = 0; mixp_guard_event(n->ctx, k, e); k++)
         if (e->kind == kind && strcmp(e->operand, "x") == 0 && strncmp(e->site, "w0", 2) == 0 && !i--) return 1;
     return 0;
 }
@@ -167,18 +161,16 @@ static void outliers(void) {
     const mixp_recipe_kind kinds[3] = { MIXP_RECIPE_FP8_CURRENT, MIXP_RECIPE_MXFP8, MIXP_RECIPE_NVFP4 };
     plan p = plan_of(MIXP_RECIPE_NONE, 1);
     int64_t fallen;
-    float bf16, without, with;
-    int i;
-    bf16 = trained(&p, &fallen);
+    float bf16 = trained(&p, &fallen);
     CHECK_INT(fallen, 0);
     printf("  bf16 %.4f\n", (double)bf16);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         p = plan_of(kinds[i], 0);
         p.first_only = kinds[i] == MIXP_RECIPE_NVFP4;   /* its second layer would cost more than 0.01 */
-        without = trained(&p, &fallen);
+        float without = trained(&p, &fallen);
         CHECK_INT(fallen, 0);
         p.guarded = 1;
-        with = trained(&p, &fallen);
+        float with = trained(&p, &fallen);
         CHECK_INT(fallen, 2 * (STEPS - 1));     /* the products for y and dw, after the first step */
         printf("  %s without %.4f, with fallback %.4f\n", mixp_recipe_name(kinds[i]), (double)without, (double)with);
         CHECK_NEAR(with, bf16, 0.01);
@@ -189,22 +181,20 @@ static void outliers(void) {
 /* Bounds that say never, and a guard that is off. */
 static void never(void) {
     plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
-    net n;
     mixp_event e;
     mixp_guard_desc guard;
-    int step;
     memset(&guard, 0, sizeof guard);
     guard.imprecise = -1.0f;
     p.recipe.error = -1.0f;
-    n = net_new(&p, NULL);
-    for (step = 0; step < 12; step++) net_step(&n, &p, p.outlier, 7);
+    net n = net_new(&p, NULL);
+    for (int step = 0; step < 12; step++) net_step(&n, &p, p.outlier, 7);
     CHECK(!event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
     CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, 0);
     mixp_context_free(n.ctx);
     p.recipe.error = 0.99f;         /* a bound above what is lost */
     p.usual = 2.0f;
     n = net_new(&p, NULL);
-    for (step = 0; step < 12; step++) net_step(&n, &p, p.outlier, 7);
+    for (int step = 0; step < 12; step++) net_step(&n, &p, p.outlier, 7);
     CHECK(!event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
     mixp_context_free(n.ctx);
     p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
@@ -285,9 +275,8 @@ static int loses(mixp_recipe_kind kind, const float *x, const float *dy, const c
 /* The largest number of the element, which gives a scale of 1, and `lost` numbers that become 0; the others
  * are on the grid. */
 static void fill_exact(float *x, float largest, float tiny, int lost) {
-    int i;
-    for (i = 0; i < ROWS * WIDTH; i++) x[i] = i % 16 == 0 ? largest : 1.0f;
-    for (i = 0; lost; i++)
+    for (int i = 0; i < ROWS * WIDTH; i++) x[i] = i % 16 == 0 ? largest : 1.0f;
+    for (int i = 0; lost; i++)
         if (i % 16) {
             x[i] = tiny;
             lost--;
@@ -302,9 +291,8 @@ static void bounds(void) {
         { MIXP_RECIPE_NVFP4, "x", 6.0f, 0.1f, 0.6 }
     };
     static float x[ROWS * WIDTH], dy[ROWS * WIDTH];
-    int i, above;
-    for (i = 0; i < 3; i++)
-        for (above = 0; above < 2; above++) {
+    for (int i = 0; i < 3; i++)
+        for (int above = 0; above < 2; above++) {
             const int lost = (int)(cases[i].bound * ROWS * WIDTH) + (above ? 20 : -20);
             const int is_x = *cases[i].operand == 'x';
             mixp_event e;
@@ -325,12 +313,11 @@ static void scales_of_rows(void) {
     const int lost = (int)(0.65 * ROWS * WIDTH);
     plan p = plan_of(MIXP_RECIPE_NVFP4, 1);
     mixp_event e;
-    int i, turn;
     p.recipe.wgrad_high = 1;                    /* whose quantised x would have columns */
     fill_exact(dy, 1.0f, 0.0f, 0);
-    for (turn = 0; turn < 3; turn++) {
+    for (int turn = 0; turn < 3; turn++) {
         fill_exact(x, 6.0f, 0.1f, turn == 2 ? lost : 0);
-        for (i = 0; i < WIDTH; i++) x[i] *= 1048576.0f;
+        for (int i = 0; i < WIDTH; i++) x[i] *= 1048576.0f;
         p.recipe.row_scaled = turn > 0;
         CHECK_INT(loses_in(&p, x, dy, "x", &e), turn != 1);
         if (turn != 1) CHECK_NEAR(e.error, turn ? (double)lost / (ROWS * WIDTH) : (ROWS - 1.0) / ROWS, 1e-6);
@@ -345,10 +332,9 @@ static void odd_values(void) {
     const int count = ROWS * WIDTH, lost = 2000;
     mixpi_loss sum = { 0.0, 0, 0 };
     mixp_event e;
-    int i;
     fill_exact(dy, 1.0f, 0.0f, 0);
-    for (i = 0; i < count; i++) x[i] = i % 2 ? (i % 4 == 1 ? 0.0f : -0.0f) : 448.0f;
-    for (i = 0; i < lost; i++) x[2 * i] = i % 2 ? 1e-6f : -1e-6f;
+    for (int i = 0; i < count; i++) x[i] = i % 2 ? (i % 4 == 1 ? 0.0f : -0.0f) : 448.0f;
+    for (int i = 0; i < lost; i++) x[2 * i] = i % 2 ? 1e-6f : -1e-6f;
     CHECK(loses(MIXP_RECIPE_FP8_CURRENT, x, dy, "x", &e));
     CHECK_NEAR(e.error, (double)lost / (count / 2), 1e-9);
     CHECK(e.clipped == 0);
@@ -366,12 +352,10 @@ static void odd_values(void) {
 static void returns(void) {
     plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
     const int64_t fallen[14] = { 0, 2, 4, 4, 4, 4, 6, 8, 10, 12, 12, 12, 12, 12 };
-    net n;
     mixp_event e;
-    int step;
     p.every = 1;
-    n = net_new(&p, NULL);
-    for (step = 0; step < 14; step++) {
+    net n = net_new(&p, NULL);
+    for (int step = 0; step < 14; step++) {
         net_step(&n, &p, step == 0 || step == 5 ? 1e4f : 0.02f, 7);
         CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, fallen[step]);
     }
@@ -424,15 +408,13 @@ static int64_t evaluate(net *n) {
 
 static void resume_of(mixp_recipe_kind kind) {
     plan p = plan_of(kind, 1);
-    net n;
     static float one[WIDTH * WIDTH], two[WIDTH * WIDTH];
     char path[64];
-    mixp_checkpoint c;
     int64_t fallen, evaluated = 0;
     int step;
     p.recipe.most_recent = 1;
-    n = net_new(&p, NULL);
-    c = checkpoint_of(&n);
+    net n = net_new(&p, NULL);
+    mixp_checkpoint c = checkpoint_of(&n);
     snprintf(path, sizeof path, "/tmp/mixprec_fallback.%d", (int)getpid());
     for (step = 0; step < 9; step++) net_step(&n, &p, p.outlier, 7);
     CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
@@ -485,8 +467,7 @@ static void rank_trains(const mixp_ranks_desc *ranks, told *out) {
     plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
     net n = net_new(&p, ranks);
     mixp_event e;
-    int step;
-    for (step = 0; step < 12; step++)
+    for (int step = 0; step < 12; step++)
         net_step(&n, &p, ranks->rank ? p.outlier : 0.02f, 7 + (uint64_t)ranks->rank);
     out->error = (int)mixp_context_error(n.ctx, NULL);
     out->fallen = mixp_autocast_recipe_counts(n.ctx).fallen;
@@ -500,9 +481,8 @@ static void rank_trains(const mixp_ranks_desc *ranks, told *out) {
 static void ranks(void) {
     told *all = (told *)mmap(NULL, RANKS * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int status = 0, r;
-    pid_t child;
     fflush(stdout);
-    child = fork();
+    pid_t child = fork();
     if (!child) {
         mixp_ranks_desc d = ddp_fork(RANKS);
         d.seconds = 20;
@@ -531,8 +511,7 @@ static void refused(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_recipe r;
     const char *why = "";
-    int i;
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         memset(&r, 0, sizeof r);
         r.kind = MIXP_RECIPE_MXFP8;
         *(i / 2 ? &r.clipped : &r.error) = bad[i % 2];
@@ -550,8 +529,7 @@ enum { TILE = 32, TILES = WIDTH / TILE };
 
 /* Tiles of 32 x 32: all values of tile (i, j) are 1.25 * 2^(e + i - j), or 0 on the last tile. */
 static void fill_tiles(float *x, int e) {
-    int i;
-    for (i = 0; i < WIDTH * WIDTH; i++) {
+    for (int i = 0; i < WIDTH * WIDTH; i++) {
         const int row = i / WIDTH / TILE, col = i % WIDTH / TILE;
         const double a = ldexp(1.25, e + row - col);
         x[i] = row == TILES - 1 && col == TILES - 1 ? 0.0f : (float)(i % 3 ? a : -a);
@@ -566,18 +544,15 @@ static void blocks_of(mixp_recipe recipe, const int e[3], int at, float value, m
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context_desc desc;
     mixp_guard_desc guard;
-    mixp_context *ctx;
-    mixp_optimizer *opt;
     mixp_tensor *w, *y = NULL;
     mixp_site_info s;
-    int i;
     memset(&desc, 0, sizeof desc);
     desc.threads = 2;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     sgd.lr = 0;
-    opt = mixp_optimizer_new(ctx, &sgd);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
     w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         fill_tiles(x[i], e[i]);
         if (value != 0) x[i][at] = value;
     }
@@ -599,7 +574,7 @@ static void blocks_of(mixp_recipe recipe, const int e[3], int at, float value, m
     mixp_optimizer_step(opt);
     mixp_step_begin(ctx);
     memset(out, 0, 3 * sizeof *out);
-    for (i = 0; mixp_site(ctx, i, &s); i++) {
+    for (int i = 0; mixp_site(ctx, i, &s); i++) {
         if (strcmp(s.name, "w: linear") == 0) memcpy(out, s.blocks, sizeof s.blocks);
         else CHECK(s.blocks[0].blocks + s.blocks[1].blocks + s.blocks[2].blocks == 0);
     }
@@ -616,13 +591,12 @@ static void blocks_are_told(void) {
     static const int e[3] = { 2, -3, -20 }, tiny[3] = { -125, -3, -20 };
     mixp_block_look b[3];
     mixp_recipe r;
-    int i, k;
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         memset(&r, 0, sizeof r);
         r.kind = rows[i].kind;
         r.no_hadamard = r.no_stochastic = 1;
         blocks_of(r, e, 0, 0.0f, b);
-        for (k = 0; k < 3; k++) {
+        for (int k = 0; k < 3; k++) {
             const int below = k == 2 ? rows[i].below_dy : rows[i].below, largest = e[k] + TILES - 1 - below;
             CHECK(b[k].blocks > 0);
             CHECK_INT(b[k].largest, largest);
@@ -682,7 +656,7 @@ static void blocks_are_told(void) {
     memset(&r, 0, sizeof r);
     r.kind = MIXP_RECIPE_NVFP4;
     r.no_hadamard = r.no_stochastic = 1;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         static const int even[3] = { 2, 2, 2 };
         const int largest = even[0] + TILES - 1 + 3;
         r.x_4over6 = (mixp_4over6)i;

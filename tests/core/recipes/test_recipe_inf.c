@@ -69,18 +69,16 @@ static void one_case(int recipe, place where, int is_nan, int guarded, int codes
     static float x[N * N], dy[N * N], w[N * N], before[N * N], after[N * N];
     const float bad = mixp_f32_of_bits(is_nan ? 0x7FC00000u : 0x7F800000u);
     net n = net_of(recipe, guarded, codes);
-    mixp_verdict v;
-    int i;
-    for (i = 0; i < N * N; i++) x[i] = (float)((i * 37 + 5) % 61 - 30) / 16.0f;
-    for (i = 0; i < N * N; i++) dy[i] = (float)((i * 29 + 3) % 53 - 26) / 64.0f;
-    for (i = 0; i < 3; i++) CHECK_INT(net_step(&n, x, dy, where == IN_FIRST).outcome, MIXP_STEP_APPLIED);
+    for (int i = 0; i < N * N; i++) x[i] = (float)((i * 37 + 5) % 61 - 30) / 16.0f;
+    for (int i = 0; i < N * N; i++) dy[i] = (float)((i * 29 + 3) % 53 - 26) / 64.0f;
+    for (int i = 0; i < 3; i++) CHECK_INT(net_step(&n, x, dy, where == IN_FIRST).outcome, MIXP_STEP_APPLIED);
     if (where == IN_BATCH || where == IN_FIRST) x[5 * N + 7] = bad;
     if (where == IN_GRADIENT) dy[5 * N + 7] = bad;
     mixp_read(n.b, w, MIXP_F32, N * N);
     w[5 * N + 7] = bad;
     if (where == IN_WEIGHT) mixp_write(n.b, w, MIXP_F32, N * N);
     mixp_read(n.a, before, MIXP_F32, N * N);
-    v = net_step(&n, x, dy, where == IN_FIRST);
+    mixp_verdict v = net_step(&n, x, dy, where == IN_FIRST);
     mixp_read(n.a, after, MIXP_F32, N * N);
     if (v.outcome != MIXP_STEP_SKIPPED || memcmp(before, after, sizeof before) != 0) {
         test_bad++;
@@ -94,12 +92,11 @@ static void one_case(int recipe, place where, int is_nan, int guarded, int codes
 }
 
 static void test_a_bad_number_skips_the_step(void) {
-    int recipe, where, is_nan, guarded, codes;
-    for (recipe = 0; recipe < RECIPES; recipe++)
-        for (where = 0; where < PLACES; where++)
-            for (is_nan = 0; is_nan < 2; is_nan++)
-                for (guarded = 0; guarded < 2; guarded++)
-                    for (codes = 0; codes < (recipe ? 2 : 1); codes++)
+    for (int recipe = 0; recipe < RECIPES; recipe++)
+        for (int where = 0; where < PLACES; where++)
+            for (int is_nan = 0; is_nan < 2; is_nan++)
+                for (int guarded = 0; guarded < 2; guarded++)
+                    for (int codes = 0; codes < (recipe ? 2 : 1); codes++)
                         one_case(recipe, (place)where, is_nan, guarded, codes);
 }
 
@@ -120,13 +117,11 @@ static void test_quantise(void) {
         { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 0 },   { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 0 } };
     static float x[32 * 32];
     static mixp_bf16 y[32 * 32];
-    size_t p;
-    int isa, at, stochastic, is_nan, i;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-        for (p = 0; mixp_cpu_with((mixp_isa)isa) && p < sizeof plans / sizeof plans[0]; p++)
-            for (at = 0; at < 32 * 32; at += 31)
-                for (is_nan = 0; is_nan < 2; is_nan++)
-                    for (stochastic = 0; stochastic < 1 + (plans[p].element == MIXP_F4_E2M1); stochastic++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (size_t p = 0; mixp_cpu_with((mixp_isa)isa) && p < sizeof plans / sizeof plans[0]; p++)
+            for (int at = 0; at < 32 * 32; at += 31)
+                for (int is_nan = 0; is_nan < 2; is_nan++)
+                    for (int stochastic = 0; stochastic < 1 + (plans[p].element == MIXP_F4_E2M1); stochastic++) {
                         mixp_quantise_args k;
                         mixp_exec exec;
                         int lost = 0;
@@ -134,7 +129,7 @@ static void test_quantise(void) {
                         memset(&k, 0, sizeof k);
                         exec.threads = 1;
                         exec.scratch = room_of;
-                        for (i = 0; i < 32 * 32; i++) x[i] = (float)(i % 13 - 6) * (i % 2 ? 1e9f : 1.0f);
+                        for (int i = 0; i < 32 * 32; i++) x[i] = (float)(i % 13 - 6) * (i % 2 ? 1e9f : 1.0f);
                         x[at] = mixp_f32_of_bits(is_nan ? 0x7FC00000u : at % 2 ? 0xFF800000u : 0x7F800000u);
                         k.rows = k.cols = 32;
                         k.x = mixpi_in(x, MIXP_F32);
@@ -146,7 +141,7 @@ static void test_quantise(void) {
                         k.given = plans[p].given;
                         k.stochastic = stochastic;
                         CHECK_INT(mixp_cpu_with((mixp_isa)isa)->kernels->quantise(&exec, &k), MIXP_OK);
-                        for (i = 0; i < 32 * 32; i++)
+                        for (int i = 0; i < 32 * 32; i++)
                             lost += i == at ? (y[i].bits & 0x7FFF) < 0x7F80
                                             : plans[p].scale < MIXP_SCALE_E8M0 && (y[i].bits & 0x7FFF) >= 0x7F80;
                         CHECK_INT(lost, 0);

@@ -19,8 +19,7 @@ static const int64_t w_shape[2] = { OUT, IN }, x_shape[2] = { ROWS, IN };
 static float xs[ROWS * IN], ws[OUT * IN];
 
 static void fill(float *x, int n, uint64_t key) {
-    int i;
-    for (i = 0; i < n; i++) x[i] = (float)mixp_random_at(key, (uint64_t)i) / 4294967296.0f - 0.5f;
+    for (int i = 0; i < n; i++) x[i] = (float)mixp_random_at(key, (uint64_t)i) / 4294967296.0f - 0.5f;
 }
 
 /* --- how often the quantiser ran --------------------------------------------------------------- */
@@ -68,11 +67,10 @@ static mixp_tensor *walk(mixp_context *ctx, mixp_tensor *w, mixp_tensor *x) {
 typedef struct values { float y[ROWS * OUT], dx[ROWS * IN]; } values;
 
 static void of_linear(mixp_context *ctx, mixp_tensor *w, values *v) {
-    mixp_tensor *x, *y;
     mixp_step_begin(ctx);
-    x = mixp_input(ctx, MIXP_F32, 2, x_shape, xs);
+    mixp_tensor *x = mixp_input(ctx, MIXP_F32, 2, x_shape, xs);
     mixp_tensor_set_requires_grad(x, 1);
-    y = walk(ctx, w, x);
+    mixp_tensor *y = walk(ctx, w, x);
     mixp_read(y, v->y, MIXP_F32, ROWS * OUT);
     mixp_read(x->grad, v->dx, MIXP_F32, ROWS * IN);
 }
@@ -84,9 +82,8 @@ static int copies;
 static void same_as_new(mixp_context *ctx, mixp_tensor *w, const char *after) {
     static float now[OUT * IN];
     char name[16];
-    mixp_tensor *other;
     snprintf(name, sizeof name, "copy.%d", copies++);
-    other = mixp_param(ctx, name, MIXP_F32, 2, w_shape);
+    mixp_tensor *other = mixp_param(ctx, name, MIXP_F32, 2, w_shape);
     mixp_read(w, now, MIXP_F32, OUT * IN);
     mixp_write(other, now, MIXP_F32, OUT * IN);
     of_linear(ctx, w, &first);
@@ -141,9 +138,8 @@ static void never_stale_in(mixp_recipe_kind kind) {
 }
 
 static void never_stale(void) {
-    int kind;
     fill(xs, ROWS * IN, 3);
-    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) never_stale_in((mixp_recipe_kind)kind);
+    for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) never_stale_in((mixp_recipe_kind)kind);
 }
 
 static char path[80];
@@ -154,7 +150,6 @@ static void written_by_others(mixp_recipe_kind kind) {
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
     mixp_checkpoint c;
     mixp_weights_desc only;
-    int i;
     memset(&c, 0, sizeof c);
     memset(&only, 0, sizeof only);
     c.ctx = ctx;
@@ -174,7 +169,7 @@ static void written_by_others(mixp_recipe_kind kind) {
     same_as_new(ctx, w, "mixp_fill");
     CHECK_INT(mixp_checkpoint_load_weights(path, ctx, &only), MIXP_OK);
     same_as_new(ctx, w, "mixp_checkpoint_load_weights");
-    for (i = 0; i < OUT * IN; i++) ((float *)w->data)[i] *= -2.0f;
+    for (int i = 0; i < OUT * IN; i++) ((float *)w->data)[i] *= -2.0f;
     mixp_tensor_touch(w);
     same_as_new(ctx, w, "mixp_tensor_touch");
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
@@ -183,9 +178,8 @@ static void written_by_others(mixp_recipe_kind kind) {
 }
 
 static void other_writers(void) {
-    int kind;
     fill(xs, ROWS * IN, 3);
-    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) written_by_others((mixp_recipe_kind)kind);
+    for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) written_by_others((mixp_recipe_kind)kind);
 }
 
 /* A step of `opt` for the loss of w's linear; skip: its gradient has a NaN, and a scaler skips it. */
@@ -206,7 +200,6 @@ static void stepped(mixp_context *ctx, mixp_scaler *scaler, mixp_optimizer *opt,
  * that rests keeps its values. A skipped step changes nothing. */
 static void two_optimizers(void) {
     mixp_optimizer_desc descs[6];
-    int i, dtype;
     descs[0] = mixp_adamw_defaults();
     descs[1] = mixp_sgd_defaults();
     descs[2] = mixp_lion_defaults();
@@ -215,17 +208,16 @@ static void two_optimizers(void) {
     descs[4].states.master = MIXP_MASTER_16BIT;
     descs[5].states.master = MIXP_MASTER_8BIT;
     fill(xs, ROWS * IN, 3);
-    for (i = 0; i < 6; i++)
-        for (dtype = 0; dtype < 2; dtype++) {
+    for (int i = 0; i < 6; i++)
+        for (int dtype = 0; dtype < 2; dtype++) {
             mixp_context *ctx = mixp_context_new(NULL);
             mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-            mixp_optimizer *one, *two;
             const mixp_dtype stored = dtype ? MIXP_BF16 : MIXP_F32;
             mixp_tensor *w = mixp_param(ctx, "w", stored, 2, w_shape), *rest = mixp_param(ctx, "rest", stored, 2, w_shape);
             static values resting;
             descs[i].lr = i == 1 ? 100 : 0.05;
-            one = mixp_optimizer_new(ctx, &descs[i]);
-            two = mixp_optimizer_new(ctx, &descs[i]);
+            mixp_optimizer *one = mixp_optimizer_new(ctx, &descs[i]);
+            mixp_optimizer *two = mixp_optimizer_new(ctx, &descs[i]);
             mixp_optimizer_add(one, w, NULL);
             mixp_optimizer_add(two, rest, NULL);
             mixp_init_normal(w, 0, 0.1);
@@ -257,8 +249,7 @@ static void tied_and_frozen(void) {
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *frozen = mixp_param(ctx, "frozen", MIXP_F32, 2, w_shape);
     int32_t ids[ROWS];
     const int64_t rows = ROWS;
-    int i, step;
-    for (i = 0; i < ROWS; i++) ids[i] = i * 5 % OUT;
+    for (int i = 0; i < ROWS; i++) ids[i] = i * 5 % OUT;
     fill(xs, ROWS * IN, 3);
     mixp_optimizer_add(opt, w, NULL);
     mixp_init_normal(w, 0, 0.1);
@@ -267,7 +258,7 @@ static void tied_and_frozen(void) {
     memset(&before, 0, sizeof before);
     copies = 0;
     set_kind(ctx, MIXP_RECIPE_FP8_BLOCK);
-    for (step = 0; step < 3; step++) {
+    for (int step = 0; step < 3; step++) {
         mixp_tensor *h, *y = NULL, *z = NULL;
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
@@ -293,15 +284,11 @@ static void ranks(void) { SKIP("no fork"); }
 /* Each rank has quantised its own weights before it takes rank 0's, and steps its part of them. */
 static void rank_takes(const mixp_ranks_desc *ranks) {
     mixp_context_desc desc;
-    mixp_context *ctx;
-    mixp_optimizer *opt;
-    mixp_tensor *w;
-    int step;
     memset(&desc, 0, sizeof desc);
     desc.ranks = ranks;
-    ctx = mixp_context_new(&desc);
-    opt = new_adam(ctx);
-    w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
+    mixp_context *ctx = mixp_context_new(&desc);
+    mixp_optimizer *opt = new_adam(ctx);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
     mixp_optimizer_add(opt, w, NULL);
     fill(ws, OUT * IN, (uint64_t)ranks->rank + 1);
     mixp_write(w, ws, MIXP_F32, OUT * IN);
@@ -310,7 +297,7 @@ static void rank_takes(const mixp_ranks_desc *ranks) {
     MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_BF16)
         mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, x_shape, xs), w, NULL);
     CHECK_INT(mixp_ranks_from(ctx, 0), MIXP_OK);
-    for (step = 0; step < 3; step++) {
+    for (int step = 0; step < 3; step++) {
         mixp_tensor *x, *low, *y = NULL, *other = NULL;
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
@@ -336,9 +323,8 @@ static void ranks(void) {
     int shard, status = 1;
     fill(xs, ROWS * IN, 3);
     for (shard = 0; shard < 2; shard++) {
-        pid_t child;
         fflush(stdout);
-        child = fork();
+        pid_t child = fork();
         if (!child) {
             mixp_ranks_desc all = ddp_fork(2);
             all.seconds = 20;
@@ -359,12 +345,11 @@ static void other_recipe(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
     static values of[MIXP_RECIPE_COUNT];
-    int kind, turn;
     fill(xs, ROWS * IN, 3);
     fill(ws, OUT * IN, 1);
     mixp_write(w, ws, MIXP_F32, OUT * IN);
-    for (turn = 0; turn < 2; turn++)
-        for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
+    for (int turn = 0; turn < 2; turn++)
+        for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
             set_kind(ctx, (mixp_recipe_kind)kind);
             of_linear(ctx, w, turn ? &second : &of[kind]);
             if (turn) CHECK(memcmp(&second, &of[kind], sizeof second) == 0);
@@ -378,12 +363,11 @@ static void other_choice(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
     static values of[6];
-    int turn, i, k;
     fill(xs, ROWS * IN, 3);
     fill(ws, OUT * IN, 1);
     mixp_write(w, ws, MIXP_F32, OUT * IN);
-    for (turn = 0; turn < 2; turn++)
-        for (i = 0; i < 6; i++) {
+    for (int turn = 0; turn < 2; turn++)
+        for (int i = 0; i < 6; i++) {
             mixp_recipe r;
             if (i == 3) continue;           /* without 4over6 bound_448 changes nothing */
             memset(&r, 0, sizeof r);
@@ -394,7 +378,7 @@ static void other_choice(void) {
             mixp_autocast_set_recipe(ctx, &r);
             of_linear(ctx, w, turn ? &second : &of[i]);
             if (turn) CHECK(memcmp(&second, &of[i], sizeof second) == 0);
-            for (k = 0; k < i && !turn; k++) CHECK(memcmp(&of[i], &of[k], sizeof second) != 0);
+            for (int k = 0; k < i && !turn; k++) CHECK(memcmp(&of[i], &of[k], sizeof second) != 0);
         }
     mixp_context_free(ctx);
 }
@@ -403,14 +387,13 @@ static void other_choice(void) {
  * gradient with one scale is quantised once for both products, other operands for each product. */
 static void made_once(void) {
     const int weight[MIXP_RECIPE_COUNT] = { 0, 1, 1, 1, 2, 1 }, others[MIXP_RECIPE_COUNT] = { 0, 3, 3, 4, 4, 4 };
-    int kind, i;
-    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
+    for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
         mixp_context *ctx = counting_context();
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
         fill(ws, OUT * IN, 1);
         mixp_write(w, ws, MIXP_F32, OUT * IN);
         set_kind(ctx, (mixp_recipe_kind)kind);
-        for (i = 0; i < 6; i++) {
+        for (int i = 0; i < 6; i++) {
             ran = 0;
             of_linear(ctx, w, &first);      /* x twice, dy once or twice, and the weight */
             CHECK_INT(ran, others[kind] + (i % 3 ? 0 : weight[kind]));
@@ -429,12 +412,11 @@ static void made_once(void) {
 static void memory(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
-    int64_t allocations;
     set_kind(ctx, MIXP_RECIPE_MXFP8);
     mixp_write(w, ws, MIXP_F32, OUT * IN);
     of_linear(ctx, w, &first);
     of_linear(ctx, w, &first);
-    allocations = mixp_context_memory(ctx).allocations;
+    int64_t allocations = mixp_context_memory(ctx).allocations;
     mixp_write(w, ws, MIXP_F32, OUT * IN);
     of_linear(ctx, w, &first);
     CHECK_INT(mixp_context_memory(ctx).allocations, allocations);
@@ -445,8 +427,7 @@ static void memory(void) {
  * operators, casts and dropout do not count, and the next linear draws other numbers. */
 static void random_rounding(void) {
     static values third;
-    int more;
-    for (more = 0; more < 2; more++) {
+    for (int more = 0; more < 2; more++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *x, *x2;
         mixp_recipe r;

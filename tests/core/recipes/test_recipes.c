@@ -49,9 +49,8 @@ static double power_below(double s) {
  * exponent. */
 static int exponent_of(mixp_e8m0_rounding how, const grid *g, double amax) {
     int e, top;
-    double m;
     frexp(g->max, &top);
-    m = frexp(amax, &e);                                /* 0.5 <= m < 1 */
+    double m = frexp(amax, &e);                                /* 0.5 <= m < 1 */
     if (how == MIXP_E8M0_CEIL && m > 0.5) e++;
     if (how == MIXP_E8M0_EVEN && floor(ldexp(m, g->mantissa + 1) + 0.5) == ldexp(1.0, g->mantissa + 1)) e++;
     return e - top;
@@ -113,8 +112,7 @@ static double larger(double a, double b) { return a != a || a > b ? a : b; }
  * amax; bound: 6 times 256 or 448. */
 static double line_error(const mixp_quantise_args *k, int64_t i, int64_t step, factors f, double all, double bound) {
     double sum = 0;
-    int e;
-    for (e = 0; e < 16; e++) {
+    for (int e = 0; e < 16; e++) {
         const double x = (double)mixp_get(k->x, i + e * step), q = on_grid(&grids[2], f32(x * f.in));
         const double off = f32(f32(f32(f32(q * f.out) * all) / bound) - x);
         sum = f32(sum + (k->choice == MIXP_4OVER6_MSE ? f32(off * off) : fabs(off)));
@@ -125,11 +123,10 @@ static double line_error(const mixp_quantise_args *k, int64_t i, int64_t step, f
 /* The error of the block at element i: the sums of its rows, those 8, 4, 2 and 1 rows apart added. */
 static double block_error(const mixp_quantise_args *k, int64_t i, factors f, double all, double bound) {
     double rows[16];
-    int r, n;
     if (k->block_cols == 1) return line_error(k, i, k->cols, f, all, bound);
-    for (r = 0; r < k->block_rows; r++) rows[r] = line_error(k, i + r * k->cols, 1, f, all, bound);
-    for (n = (int)k->block_rows / 2; n; n /= 2)
-        for (r = 0; r < n; r++) rows[r] = f32(rows[r] + rows[r + n]);
+    for (int r = 0; r < k->block_rows; r++) rows[r] = line_error(k, i + r * k->cols, 1, f, all, bound);
+    for (int n = (int)k->block_rows / 2; n; n /= 2)
+        for (int r = 0; r < n; r++) rows[r] = f32(rows[r] + rows[r + n]);
     return rows[0];
 }
 
@@ -152,16 +149,15 @@ static double line_amax(const mixp_quantise_args *k, int64_t line) {
 static double reference(const mixp_quantise_args *k) {
     const grid *g = &grids[k->element == MIXP_F8_E4M3 ? 0 : k->element == MIXP_F8_E5M2 ? 1 : 2];
     int64_t br = k->block_rows ? k->block_rows : k->rows, bc = k->block_cols ? k->block_cols : k->cols;
-    int64_t r, c, i, j;
     double all = 0, tensor = 1.0;
-    for (i = 0; i < k->rows * k->cols; i++) all = larger(fabs((double)mixp_get(k->x, i)), all);
+    for (int64_t i = 0; i < k->rows * k->cols; i++) all = larger(fabs((double)mixp_get(k->x, i)), all);
     if (k->scale == MIXP_SCALE_TENSOR) tensor = scale_to(g->max, all);
     if (k->power) tensor = power_below(tensor);
     const double bound = k->choice && !k->bound_448 ? 1536.0 : 2688.0;
     if (k->scale == MIXP_SCALE_E4M3) tensor = scale_to(bound, all);
     if (k->by_lines) tensor = 1.0;
-    for (r = 0; r < k->rows; r += br)
-        for (c = 0; c < k->cols; c += bc) {
+    for (int64_t r = 0; r < k->rows; r += br)
+        for (int64_t c = 0; c < k->cols; c += bc) {
             double amax = 0, of_array = tensor;
             if (k->by_lines) {              /* a row, or column, is an array of its own */
                 const int64_t line = bc == 1 ? c : r;
@@ -169,11 +165,10 @@ static double reference(const mixp_quantise_args *k) {
                 of_array = scale_to(bound, all);
                 lines_want[line] = (float)(1.0 / of_array);
             }
-            factors f;
-            for (i = r; i < r + br; i++)
-                for (j = c; j < c + bc; j++)
+            for (int64_t i = r; i < r + br; i++)
+                for (int64_t j = c; j < c + bc; j++)
                     amax = larger(fabs((double)mixp_get(k->x, i * k->cols + j)), amax);
-            f = factors_of(k, g, amax, of_array, k->choice ? 1.0 : 0.0);
+            factors f = factors_of(k, g, amax, of_array, k->choice ? 1.0 : 0.0);
             if (k->choice) {
                 const factors four = factors_of(k, g, amax, of_array, 1.5);
                 const int64_t at = r * k->cols + c;
@@ -181,8 +176,8 @@ static double reference(const mixp_quantise_args *k) {
                 if (fits_4) f = four;
                 chosen[fits_4]++;
             }
-            for (i = r; i < r + br; i++)
-                for (j = c; j < c + bc; j++) {
+            for (int64_t i = r; i < r + br; i++)
+                for (int64_t j = c; j < c + bc; j++) {
                     double own = (double)mixp_get(k->x, i * k->cols + j), x = f32(own * f.in);
                     want[i * k->cols + j] = (float)((fabs(own) > 1e39 ? own : on_grid(g, x)) * f.out);
                 }
@@ -192,8 +187,7 @@ static double reference(const mixp_quantise_args *k) {
 
 /* Values over many exponents; `spread` 0: like a network's. */
 static void fill_source(int spread, uint64_t key) {
-    int i;
-    for (i = 0; i < COUNT; i++) {
+    for (int i = 0; i < COUNT; i++) {
         uint32_t a = mixp_random_at(key, (uint64_t)i), b = mixp_random_at(key + 1, (uint64_t)i);
         double x = ((double)a / 4294967296.0 - 0.5) * ldexp(1.0, (int)(b % 12) - 6);
         if (spread) x = ldexp(x, (int)(b >> 8 & 63u) - 31);
@@ -205,14 +199,13 @@ static void fill_source(int spread, uint64_t key) {
  * 3: an Inf, beside which no scale is NaN. */
 static void plant_edges(int nonfinite) {
     const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
-    int i, j;
-    for (i = 0; i < 128; i++)
-        for (j = 0; j < 128; j++) {
+    for (int i = 0; i < 128; i++)
+        for (int j = 0; j < 128; j++) {
             source[i * COLS + j] = i % 2 ? 0.0f : -0.0f;                    /* zeros        */
             source[i * COLS + 128 + j] *= 1e-30f;
         }
     source[3 * COLS + 200] = 3e38f;                                         /* one huge value */
-    for (j = 0; j < 128; j++) source[(128 + 5) * COLS + j] = (float)j * 1e-41f;     /* subnormals */
+    for (int j = 0; j < 128; j++) source[(128 + 5) * COLS + j] = (float)j * 1e-41f;     /* subnormals */
     if (!nonfinite) return;
     source[200 * COLS + 300] = nonfinite < 3 ? nan : 1.0f;
     source[210 * COLS + 340] = nonfinite > 1 ? -inf : 1.0f;
@@ -318,12 +311,11 @@ static void against_reference(void) {
             for (low = 0; low < 2; low++) {
                 mixp_quantise_args k = args_of(&plans[p], low);
                 float decode = 0;
-                double factor;
                 if (plans[p].over6 && (kind + low) % 2) continue;
                 fill_source(kind & 1, (uint64_t)(kind * 100 + p));
                 if (kind > 1) plant_edges(kind - 2);
                 mixp_convert(source_low, MIXP_BF16, source, MIXP_F32, COUNT);
-                factor = reference(&k);
+                double factor = reference(&k);
                 CHECK_INT(mixp_quantise(mixp_context_exec(one), &k, &decode), MIXP_OK);
                 CHECK_INT(mixp_bits_of_f32(decode), mixp_bits_of_f32((float)factor));
                 if (k.by_lines)
@@ -347,11 +339,10 @@ static void against_reference(void) {
 /* Every bf16 number as the only value that is not the scale's; 4over6: beside its neighbours. */
 static void every_bf16(void) {
     mixp_context *ctx = context(1);
-    int p, i;
-    for (p = 0; p < 4; p++) {
+    for (int p = 0; p < 4; p++) {
         mixp_quantise_args k = args_of(&plans[p < 2 ? p : p + 25], 1);
         float decode;
-        for (i = 0; i < COUNT; i++) {
+        for (int i = 0; i < COUNT; i++) {
             const int finite = (i & 0x7F80) != 0x7F80 || p < 2;     /* otherwise their blocks are NaN */
             source_low[i].bits = (uint16_t)(i < 65536 && finite ? i : 0);
         }
@@ -366,9 +357,8 @@ static void every_bf16(void) {
 /* Blocks of 32 quantised by torchao in each rounding of the scale. */
 static void recorded(void) {
     mixp_context *ctx = context(1);
-    int i, how, j;
-    for (i = 0; i < E8M0_BLOCKS; i++)
-        for (how = 0; how < MIXP_E8M0_COUNT; how++) {
+    for (int i = 0; i < E8M0_BLOCKS; i++)
+        for (int how = 0; how < MIXP_E8M0_COUNT; how++) {
             const e8m0_block *b = &e8m0_blocks[i];
             mixp_quantise_args k = args_of(&plans[5], 0);
             float decode = 0;
@@ -376,10 +366,10 @@ static void recorded(void) {
             k.cols = 32;
             k.element = elements[b->element];
             k.e8m0 = (mixp_e8m0_rounding)how;
-            for (j = 0; j < 32; j++) source[j] = mixp_f32_of_bits(b->x[j % E8M0_VALUES]);
+            for (int j = 0; j < 32; j++) source[j] = mixp_f32_of_bits(b->x[j % E8M0_VALUES]);
             CHECK_INT(mixp_quantise(mixp_context_exec(ctx), &k, &decode), MIXP_OK);
             CHECK(decode == 1.0f);
-            for (j = 0; j < 32; j++) {
+            for (int j = 0; j < 32; j++) {
                 if (got[j].bits != b->y[how][j % E8M0_VALUES]) printf("  block %d, rounding %d, %d\n", i, how, j);
                 CHECK_INT(got[j].bits, b->y[how][j % E8M0_VALUES]);
             }
@@ -406,15 +396,14 @@ static void recorded_array(const mixp_exec *x, const nvfp4_record *o) {
     mixp_quantise_args k = args_of(&p, 1);
     const int64_t across = NVFP4_COLS / o->block_cols, blocks = NVFP4_ROWS / o->block_rows * across;
     float decode = 0;
-    int64_t i;
     int wrong = 0;
     k.rows = NVFP4_ROWS;
     k.cols = NVFP4_COLS;
     k.x = mixpi_in(nvfp4_arrays[o->array], MIXP_BF16);
     k.scales = scales;
     CHECK_INT(mixp_quantise(x, &k, &decode), MIXP_OK);
-    for (i = 0; i < blocks; i++) wrong += scales[i] != byte_of(o->scales + 2 * i);
-    for (i = 0; i < NVFP4_ROWS * NVFP4_COLS; i++) {
+    for (int64_t i = 0; i < blocks; i++) wrong += scales[i] != byte_of(o->scales + 2 * i);
+    for (int64_t i = 0; i < NVFP4_ROWS * NVFP4_COLS; i++) {
         const int64_t block = i / NVFP4_COLS / o->block_rows * across + i % NVFP4_COLS / o->block_cols;
         const mixp_e4m3 d = { byte_of(o->scales + 2 * block) };
         wrong += mixp_f32_from_bf16(got[i]) != e2m1_of(o->codes[i]) * mixp_f32_from_e4m3(d);
@@ -424,8 +413,7 @@ static void recorded_array(const mixp_exec *x, const nvfp4_record *o) {
 }
 static void recorded_nvfp4(void) {
     mixp_context *ctx = context(1);
-    int i;
-    for (i = 0; i < NVFP4_RECORDS; i++) recorded_array(mixp_context_exec(ctx), &nvfp4_records[i]);
+    for (int i = 0; i < NVFP4_RECORDS; i++) recorded_array(mixp_context_exec(ctx), &nvfp4_records[i]);
     mixp_context_free(ctx);
 }
 
@@ -436,11 +424,10 @@ static void stochastic(void) {
     mixp_quantise_args k = args_of(&plans[10], 0);
     const double values[6] = { 0.1, 0.7, 1.2, 2.3, 3.9, 5.5 };
     float decode;
-    int i, v;
     k.stochastic = 1;
-    for (v = 0; v < 6; v++) {
+    for (int v = 0; v < 6; v++) {
         double sum = 0, low, high, p, sigma;
-        for (i = 0; i < COUNT; i++) source[i] = i % 16 ? (float)values[v] : 6.0f;
+        for (int i = 0; i < COUNT; i++) source[i] = i % 16 ? (float)values[v] : 6.0f;
         k.seed = 1;
         k.step = (uint64_t)v;
         k.tensor = 2;
@@ -453,7 +440,7 @@ static void stochastic(void) {
         CHECK_INT(mixp_quantise(mixp_context_exec(ctx), &k, &decode), MIXP_OK);
         CHECK(memcmp(got, again, sizeof got) != 0);
         low = high = (double)(mixp_f32_from_bf16(got[1]) * decode);
-        for (i = 0; i < COUNT; i++) {
+        for (int i = 0; i < COUNT; i++) {
             double y = (double)(mixp_f32_from_bf16(got[i]) * decode);
             if (i % 16 == 0) continue;
             sum += y;
@@ -480,8 +467,7 @@ static double above[COUNT], u_now[COUNT], u_last[COUNT], u_other[COUNT];
 /* Values in blocks of 16 whose largest, 6, gives the scales 1: each is then on its own scale. */
 static void fill_between(void) {
     static const double steps[8] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 };
-    int i;
-    for (i = 0; i < COUNT; i++) {
+    for (int i = 0; i < COUNT; i++) {
         const double share = 0.05 + 0.9 * (double)mixp_random_at(77, (uint64_t)i) / 4294967296.0;
         const int at = (int)(mixp_random_at(78, (uint64_t)i) % 7u);
         source[i] = (float)(steps[at] + share * (steps[at + 1] - steps[at]));
@@ -495,13 +481,12 @@ static void fill_between(void) {
 static void round_once(const mixp_exec *x, uint64_t seed, uint64_t step, uint64_t tensor, double *u) {
     mixp_quantise_args k = args_of(&plans[10], 0);
     float decode = 0;
-    int i;
     k.stochastic = 1;
     k.seed = seed;
     k.step = step;
     k.tensor = tensor;
     CHECK_INT(mixp_quantise(x, &k, &decode), MIXP_OK);
-    for (i = 0; i < COUNT; i++) {
+    for (int i = 0; i < COUNT; i++) {
         const double a = fabs((double)source[i]), y = fabs((double)(mixp_f32_from_bf16(got[i]) * decode));
         u[i] = 0;
         if (i % 16) u[i] = ((y > a) - above[i]) / sqrt(above[i] * (1 - above[i]));
@@ -512,8 +497,7 @@ static void round_once(const mixp_exec *x, uint64_t seed, uint64_t step, uint64_
 /* Sums of u v, and the number of their terms. v: of the element `lag` further on. */
 typedef struct moments { double sum; int64_t n; } moments;
 static void add_products(moments *m, const double *u, const double *v, int lag) {
-    int i;
-    for (i = 0; i + lag < COUNT; i++) {
+    for (int i = 0; i + lag < COUNT; i++) {
         m->sum += u[i] * v[i + lag];
         m->n += i % 16 && (i + lag) % 16;
     }
@@ -531,15 +515,14 @@ static void statistics(void) {
     moments by_lag[18], steps = { 0, 0 }, tensors = { 0, 0 }, seeds = { 0, 0 };
     double mean = 0, squares = 0, spread = 0, low = 0, low_n = 0;
     int64_t n = 0;
-    int round, i, k;
     memset(by_lag, 0, sizeof by_lag);
     fill_between();
-    for (round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < ROUNDS; round++) {
         round_once(mixp_context_exec(four), 1, (uint64_t)round, 2, u_now);
         memcpy(again, got, sizeof got);
         round_once(mixp_context_exec(one), 1, (uint64_t)round, 2, u_other);
         CHECK(memcmp(again, got, sizeof got) == 0);     /* at any number of threads */
-        for (i = 0; i < COUNT; i++) {
+        for (int i = 0; i < COUNT; i++) {
             const double p = above[i], u = u_now[i];
             if (i % 16 == 0) continue;
             n++;
@@ -550,7 +533,7 @@ static void statistics(void) {
             low += u;                                   /* e2m1 has a step of its own below 1 */
             low_n++;
         }
-        for (k = 0; k < 18; k++) add_products(&by_lag[k], u_now, u_now, lags[k]);
+        for (int k = 0; k < 18; k++) add_products(&by_lag[k], u_now, u_now, lags[k]);
         if (round) add_products(&steps, u_now, u_last, 0);
         round_once(mixp_context_exec(one), 1, (uint64_t)round, 3, u_other);
         add_products(&tensors, u_now, u_other, 0);
@@ -561,7 +544,7 @@ static void statistics(void) {
     is_normal("the mean", mean, (double)n);
     is_normal("the mean of numbers below 1", low, low_n);
     is_normal("the variance", squares, spread);
-    for (k = 0; k < 18; k++) is_normal("neighbours", by_lag[k].sum, (double)by_lag[k].n);
+    for (int k = 0; k < 18; k++) is_normal("neighbours", by_lag[k].sum, (double)by_lag[k].n);
     is_normal("steps", steps.sum, (double)steps.n);
     is_normal("tensors", tensors.sum, (double)tensors.n);
     is_normal("seeds", seeds.sum, (double)seeds.n);
@@ -581,12 +564,10 @@ static double hadamard_entry(int i, int j) {
 /* y[rows, cols] = the transform of numbers of bf16, each sum rounded to bf16 once, as
  * TransformerEngine's kernels do. */
 static void hadamard_reference(const float *x, int64_t rows, int64_t cols, float *y) {
-    int64_t r, c;
-    for (r = 0; r < rows; r++)
-        for (c = 0; c < cols; c++) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) {
             double sum = 0;
-            int i;
-            for (i = 0; i < 16; i++)
+            for (int i = 0; i < 16; i++)
                 sum += hadamard_entry(i, (int)(r % 16)) * (double)x[(r - r % 16 + i) * cols + c];
             y[r * cols + c] = mixp_f32_from_bf16(mixp_bf16_from_f32((float)sum));
         }
@@ -596,14 +577,13 @@ static void hadamard_reference(const float *x, int64_t rows, int64_t cols, float
 static void hadamard_matrix(const mixp_exec *x) {
     float unit[16 * 16];
     mixp_bf16 h[16 * 16];
-    int i, j, k;
-    for (i = 0; i < 16 * 16; i++) unit[i] = i / 16 == i % 16 ? 1.0f : 0.0f;
+    for (int i = 0; i < 16 * 16; i++) unit[i] = i / 16 == i % 16 ? 1.0f : 0.0f;
     CHECK_INT(mixp_hadamard(x, 16, 16, mixpi_in(unit, MIXP_F32), h), MIXP_OK);
-    for (i = 0; i < 16; i++)
-        for (j = 0; j < 16; j++) {
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++) {
             double dot = 0;
             CHECK((double)mixp_f32_from_bf16(h[j * 16 + i]) == hadamard_entry(i, j));
-            for (k = 0; k < 16; k++)
+            for (int k = 0; k < 16; k++)
                 dot += (double)mixp_f32_from_bf16(h[k * 16 + i]) * (double)mixp_f32_from_bf16(h[k * 16 + j]);
             CHECK(dot == (i == j ? 1.0 : 0.0));
         }
@@ -793,8 +773,6 @@ static double qx[M * K], qw[N * K], qdy[M * N];
 static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, int turn, double *y) {
     static float turned[N * K];
     mixp_quantise_args k;
-    int64_t i;
-    double factor;
     memset(&k, 0, sizeof k);
     k.rows = rows;
     k.cols = cols;
@@ -810,15 +788,15 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
     k.by_lines = (p->over6 & BY_LINES) != 0;
     k.line_scales = lines_got;
     if (p->scale == MIXP_SCALE_COUNT) {
-        for (i = 0; i < rows * cols; i++) y[i] = (double)x[i];
+        for (int64_t i = 0; i < rows * cols; i++) y[i] = (double)x[i];
         return;
     }
     if (turn) {
         hadamard_reference(x, rows, cols, turned);
         k.x = mixpi_in(turned, MIXP_F32);
     }
-    factor = reference(&k);
-    for (i = 0; i < rows * cols; i++) {
+    double factor = reference(&k);
+    for (int64_t i = 0; i < rows * cols; i++) {
         const double line = k.by_lines ? (double)lines_want[p->cols == 1 ? i % cols : i / cols] : 1.0;
         y[i] = (double)want[i] * factor * line;
     }
@@ -848,8 +826,7 @@ static double error_of(const double *a, int a_rows, const double *b, int b_rows,
 }
 
 static void fill_low(float *x, int n, uint64_t key, double size) {
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         double u = (double)mixp_random_at(key, (uint64_t)i) / 4294967296.0 - 0.5;
         double v = (double)mixp_random_at(key + 1, (uint64_t)i) / 4294967296.0;
         x[i] = mixp_f32_from_bf16(mixp_bf16_from_f32((float)(u * exp(3 * v) * size)));
@@ -859,9 +836,8 @@ static void fill_low(float *x, int n, uint64_t key, double size) {
 /* The same, but each second group of 16 rows, and of 16 columns, is 2^12 smaller: what a block does not share with
  * its neighbours shows. */
 static void fill_groups(float *x, int rows, int cols, uint64_t key, double size) {
-    int i;
     fill_low(x, rows * cols, key, size);
-    for (i = 0; i < rows * cols; i++) {
+    for (int i = 0; i < rows * cols; i++) {
         if (i / cols / 16 % 2) x[i] *= 1.0f / 4096;
         if (i % cols / 16 % 2) x[i] *= 1.0f / 4096;
     }
@@ -875,7 +851,6 @@ static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
     mixp_autocast region = { MIXP_BF16, 1, NULL };
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, ws_shape), *x, *y, *dy;
     static float y_got[M * N], dx_got[M * K], dw_got[N * K];
-    mixp_recipe_counts counts;
     region.recipe = recipe;
     fill_groups(xs, M, K, 1, 1.0);
     fill_groups(ws, N, K, 3, 0.02);
@@ -902,7 +877,7 @@ static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
     operand(dys, M, N, &p->dy_rows, turn, qdy);
     operand(xs, M, K, &p->x_rows, turn, qx);
     CHECK(error_of(qdy, 1, qx, 1, dw_got, N, K, M, IN_F32) < 1e-6);
-    counts = mixp_autocast_recipe_counts(ctx);
+    mixp_recipe_counts counts = mixp_autocast_recipe_counts(ctx);
     CHECK_INT(counts.products, 3 - recipe->wgrad_high);
     CHECK_INT(counts.quantised, 1);
     CHECK_INT(counts.kept + counts.unfit, 0);
@@ -930,8 +905,7 @@ static void switches(void) {
         { { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1 }, &rows },
         { { .kind = MIXP_RECIPE_MXFP8, .wgrad_high = 1 }, &no_wgrad }
     };
-    size_t i;
-    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) linear_of(&cases[i].recipe, cases[i].operands, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) linear_of(&cases[i].recipe, cases[i].operands, 0);
 }
 
 static void products(void) {
@@ -1009,8 +983,7 @@ static void first_rows(int row_scaled, int64_t rows, float *y) {
 /* With scales of rows no row depends on another. */
 static void rows_alone(void) {
     static float few[16 * N], many[16 * N];
-    int row_scaled;
-    for (row_scaled = 0; row_scaled < 2; row_scaled++) {
+    for (int row_scaled = 0; row_scaled < 2; row_scaled++) {
         first_rows(row_scaled, 16, few);
         first_rows(row_scaled, M, many);
         CHECK_INT(memcmp(few, many, sizeof few) == 0, row_scaled);
@@ -1095,15 +1068,13 @@ static void hear(const char *message, void *user) {
 /* Applies linears of these widths to 64 rows, in a block; returns the counts. */
 static mixp_recipe_counts counted(const mixp_recipe *recipe, const int *widths, int n, int64_t rows) {
     mixp_context_desc desc;
-    mixp_context *ctx;
-    mixp_recipe_counts counts;
     mixp_tensor *w[8], *x;
     int64_t shape[2];
     int i, pass;
     memset(&desc, 0, sizeof desc);
     desc.threads = 1;
     desc.on_warning = hear;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     heard = 0;
     for (i = 0; i + 1 < n; i++) {
         char name[16];
@@ -1123,7 +1094,7 @@ static mixp_recipe_counts counted(const mixp_recipe *recipe, const int *widths, 
         MIXP_AUTOCAST(ctx, MIXP_BF16) for (i = 0; i + 1 < n; i++) x = mixp_linear(ctx, x, w[i], NULL);
         MIXP_AUTOCAST(ctx, MIXP_F32) (void)mixp_linear(ctx, x, mixp_param(ctx, "f", MIXP_F32, 2, shape), NULL);
     }
-    counts = mixp_autocast_recipe_counts(ctx);
+    mixp_recipe_counts counts = mixp_autocast_recipe_counts(ctx);
     CHECK_INT(heard, counts.unfit != 0);        /* once, in two steps of several linears */
     if (counts.unfit) {
         char size[32];
@@ -1142,10 +1113,9 @@ static mixp_recipe_counts counted(const mixp_recipe *recipe, const int *widths, 
 static void counts(void) {
     const int even[6] = { 64, 64, 64, 64, 64, 64 }, odd[4] = { 64, 64, 65, 64 };
     mixp_recipe r;
-    mixp_recipe_counts c;
     memset(&r, 0, sizeof r);
     r.kind = MIXP_RECIPE_MXFP8;
-    c = counted(&r, even, 6, 64);
+    mixp_recipe_counts c = counted(&r, even, 6, 64);
     CHECK_INT(c.quantised, 10);
     CHECK_INT(c.kept, 0);
     memset(&r, 0, sizeof r);
@@ -1229,8 +1199,7 @@ static void refused_flags(mixp_context *ctx) {
     mixp_recipe r;
     int *const flags[] = { &r.dy_e4m3, &r.power_2, &r.no_stochastic, &r.no_hadamard, &r.no_2d, &r.wgrad_high,
                            &r.most_recent, &r.codes, &r.bound_448, &r.row_scaled };
-    size_t i;
-    for (i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         r = recipe_of(MIXP_RECIPE_MXFP8);
         *flags[i] = i % 2 ? 2 : -1;
         REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "neither 0 nor 1");
@@ -1332,8 +1301,7 @@ typedef struct ruled {
 static mixp_context *ruled_context(mixp_tensor **w) {
     const int64_t shape[2] = { RULED_SIZE, RULED_SIZE };
     mixp_context *ctx = context(1);
-    int i;
-    for (i = 0; i < RULED; i++) {
+    for (int i = 0; i < RULED; i++) {
         w[i] = mixp_param(ctx, ruled_names[i], MIXP_F32, 2, shape);
         mixp_init_normal(w[i], 0, 0.1);
     }
@@ -1346,8 +1314,7 @@ static mixp_tensor *five_linears(mixp_context *ctx, mixp_tensor *x, void *user) 
     const five *f = (const five *)user;
     const int64_t all = RULED_SIZE * RULED_SIZE;
     mixp_tensor *sum = NULL;
-    int i;
-    for (i = 0; i < RULED; i++) {
+    for (int i = 0; i < RULED; i++) {
         mixp_tensor *y = mixp_linear(ctx, x, f->w[i], NULL);
         if (f->y) f->y[i] = y;
         sum = sum ? mixp_add(ctx, sum, y) : y;
@@ -1405,11 +1372,10 @@ static void by_rules(void) {
     mixp_recipe fp8 = recipe_of(MIXP_RECIPE_FP8_CURRENT), fp4 = recipe_of(MIXP_RECIPE_NVFP4), none = recipe_of(MIXP_RECIPE_NONE);
     const mixp_recipe_rule rules[4] = { { "h.0.*", NULL }, { "*attn*", &none }, { "h.?.mlp.w", &fp4 }, { "*", &fp8 } };
     const mixp_recipe_rule late[3] = { { "*", &fp8 }, { "head", &fp4 }, { "h.0.*", NULL } };
-    int how, i;
     run_ruled(NULL, -1, NULL, 0, NULL, &base[0]);
     run_ruled(NULL, -1, &fp8, 0, NULL, &base[1]);
     run_ruled(NULL, -1, &fp4, 0, NULL, &base[2]);
-    for (i = 0; i < RULED; i++) {               /* the letters mean something */
+    for (int i = 0; i < RULED; i++) {               /* the letters mean something */
         CHECK(memcmp(base[0].y[i], base[1].y[i], sizeof base[0].y[i]) != 0);
         CHECK(memcmp(base[1].y[i], base[2].y[i], sizeof base[0].y[i]) != 0);
         CHECK(memcmp(base[0].y[i], base[2].y[i], sizeof base[0].y[i]) != 0);
@@ -1438,10 +1404,10 @@ static void by_rules(void) {
     CHECK(memcmp(other.dw, base[1].dw, sizeof other.dw) == 0);
 
     /* Inner regions and recomputed blocks follow the rules: the same results and gradients. */
-    for (how = 1; how < 4; how++) {
+    for (int how = 1; how < 4; how++) {
         run_ruled(rules, 4, NULL, how, NULL, &other);
         if (how != 2) CHECK(memcmp(other.y, got_ruled.y, sizeof other.y) == 0);
-        for (i = 0; i < RULED; i++) {           /* NVFP4 draws its random numbers by the place of a call */
+        for (int i = 0; i < RULED; i++) {           /* NVFP4 draws its random numbers by the place of a call */
             const int same = memcmp(other.dw[i], got_ruled.dw[i], sizeof other.dw[i]) == 0;
             if (how != 2 || i < 2 || i == 4) CHECK(same);
         }
@@ -1456,7 +1422,6 @@ static void rules_are_set(void) {
     mixp_recipe fp8 = recipe_of(MIXP_RECIPE_FP8_CURRENT), late = recipe_of(MIXP_RECIPE_FP8_DELAYED), later = late;
     mixp_recipe_rule rules[66] = { { "head", NULL }, { "*", &fp8 } };
     char text[97];
-    int i;
     later.margin = 1;
     CHECK_INT(mixp_autocast_set_recipes(ctx, rules, 2), MIXP_OK);
     MIXP_AUTOCAST(ctx, MIXP_BF16) {
@@ -1472,7 +1437,7 @@ static void rules_are_set(void) {
 
     REFUSED(ctx, mixp_autocast_set_recipes(ctx, NULL, 1), MIXP_ERR_ARGUMENT, "rules is NULL");
     REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, -1), MIXP_ERR_ARGUMENT, "pass 0 to 64 rules");
-    for (i = 2; i < 66; i++) rules[i] = rules[1];
+    for (int i = 2; i < 66; i++) rules[i] = rules[1];
     REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 65), MIXP_ERR_ARGUMENT, "pass 0 to 64 rules");
     rules[0].pattern = "heat";
     REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "rule 0, pattern 'heat': the pattern fits no");
@@ -1519,18 +1484,17 @@ static float trained(const mixp_recipe *recipe, int anew, uint64_t *bits) {
     mixp_tensor *w[2];
     static float x[BATCH * WIDTH], y[BATCH * WIDTH];
     float loss = 0;
-    int i, step;
     w[0] = mixp_param(ctx, "w0", MIXP_F32, 2, shape);
     w[1] = mixp_param(ctx, "w1", MIXP_F32, 2, shape);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         mixp_init_normal(w[i], 0, 0.1);
         mixp_optimizer_add(opt, w[i], NULL);
     }
     fill_low(x, BATCH * WIDTH, 11, 1.0);
-    for (i = 0; i < BATCH * WIDTH; i++) y[i] = sinf(2.0f * x[i]) + 0.3f * x[i / WIDTH * WIDTH];
+    for (int i = 0; i < BATCH * WIDTH; i++) y[i] = sinf(2.0f * x[i]) + 0.3f * x[i / WIDTH * WIDTH];
     CHECK_INT(mixp_autocast_set_recipe(ctx, recipe), MIXP_OK);
     *bits = 0;
-    for (step = 0; step < STEPS; step++) {
+    for (int step = 0; step < STEPS; step++) {
         mixp_tensor *h = NULL, *t;
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
@@ -1557,13 +1521,11 @@ static void training(void) {
     uint64_t bits, twice;
     const float bf16 = trained(NULL, 0, &bits);
     mixp_recipe r;
-    int kind;
     memset(&r, 0, sizeof r);
     printf("  bf16 %.5f", (double)bf16);
-    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
-        float loss;
+    for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
         r.kind = (mixp_recipe_kind)kind;
-        loss = trained(&r, 0, &bits);
+        float loss = trained(&r, 0, &bits);
         printf(", %s %.5f", mixp_recipe_name(r.kind), (double)loss);
         CHECK_NEAR(loss, bf16, bounds[kind] * (double)bf16 + 0.002);
         CHECK(loss != bf16);

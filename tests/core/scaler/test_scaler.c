@@ -45,15 +45,12 @@ static void test_torch_table(void) {
         { 0, 0.5f, 1 }, { 0, 1.0f, 0 }, { 0, 1.0f, 1 }, { 0, 2.0f, 0 }
     };
     mixp_scaler_desc d = desc_zero();
-    mixp_scaler_rule r;
-    mixp_scaler_state s;
-    size_t i;
     d.init_scale = 4.0f;
     d.backoff_factor = 0.25;
     d.growth_interval = 2;
-    r = rule_of(d);
-    s = begin(&r);
-    for (i = 0; i < sizeof want / sizeof *want; i++) {
+    mixp_scaler_rule r = rule_of(d);
+    mixp_scaler_state s = begin(&r);
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         mixpi_scaler_advance(&s, &r, want[i].bad);
         CHECK(s.scale == want[i].scale);
         CHECK_INT(s.growth_tracker, want[i].tracker);
@@ -65,14 +62,12 @@ static void test_torch_table(void) {
 /* s=128 n=1, one skip in 4 updates at any position: 128 * 8 / 2. */
 static void test_torch_one_skip(void) {
     mixp_scaler_desc d = desc_zero();
-    mixp_scaler_rule r;
-    int at, i;
     d.init_scale = 128.0f;
     d.growth_interval = 1;
-    r = rule_of(d);
-    for (at = 0; at < 4; at++) {
+    mixp_scaler_rule r = rule_of(d);
+    for (int at = 0; at < 4; at++) {
         mixp_scaler_state s = begin(&r);
-        for (i = 0; i < 4; i++) mixpi_scaler_advance(&s, &r, i == at);
+        for (int i = 0; i < 4; i++) mixpi_scaler_advance(&s, &r, i == at);
         CHECK(s.scale == 512.0f);
     }
 }
@@ -80,12 +75,10 @@ static void test_torch_one_skip(void) {
 /* s=1e38 g=16 n=1: growth is not finite, so the scale stays and the tracker restarts. */
 static void test_growth_leaves_range(void) {
     mixp_scaler_desc d = desc_zero();
-    mixp_scaler_rule r;
-    mixp_scaler_state s;
     d.growth_factor = 16.0;
     d.growth_interval = 1;
-    r = rule_of(d);
-    s = begin(&r);
+    mixp_scaler_rule r = rule_of(d);
+    mixp_scaler_state s = begin(&r);
     s.scale = 1e38f;
     mixpi_scaler_advance(&s, &r, 0);
     CHECK(s.scale == 1e38f);
@@ -102,8 +95,7 @@ static void test_growth_leaves_range(void) {
 static void test_backoff_stops(void) {
     mixp_scaler_rule r = rule_of(desc_zero());
     mixp_scaler_state s = begin(&r);
-    int i;
-    for (i = 1; i <= 400; i++) {
+    for (int i = 1; i <= 400; i++) {
         mixpi_scaler_advance(&s, &r, 1);
         CHECK(s.scale == ldexpf(1.0f, i < 142 ? 16 - i : -126));
         CHECK_INT(s.floor_skips, i <= 142 ? 0 : i - 142);
@@ -117,8 +109,7 @@ static void test_interval_below_tracker(void) {
     mixp_scaler_desc d = desc_zero();
     mixp_scaler_rule r = rule_of(d);
     mixp_scaler_state s = begin(&r);
-    int i;
-    for (i = 0; i < 8; i++) mixpi_scaler_advance(&s, &r, 0);
+    for (int i = 0; i < 8; i++) mixpi_scaler_advance(&s, &r, 0);
     CHECK_INT(s.growth_tracker, 8);
     d.growth_interval = 5;
     r = rule_of(d);
@@ -134,12 +125,11 @@ static void test_interval_below_tracker(void) {
  * product differs now and then, so both are counted. */
 static void test_product_bits(void) {
     mixp_scaler_desc d = desc_zero();
-    mixp_scaler_rule r;
     int i, differs = 0;
     d.growth_factor = 1.1;
     d.backoff_factor = 0.7;
     d.growth_interval = 1;
-    r = rule_of(d);
+    mixp_scaler_rule r = rule_of(d);
     for (i = 0; i < 20000; i++) {
         float start = bits_f32(0x30000000u + random_bits() % 0x30000000u);
         volatile double g = 1.1, b = 0.7;
@@ -274,17 +264,15 @@ static void against_model(mixp_scaler_preset rule, int hysteresis, double init, 
     int round, i, k;
     for (round = 0; round < 6; round++) {
         mixp_scaler_desc d = desc_zero();
-        mixp_scaler_rule r;
-        mixp_scaler_state s;
         model m;
         int own_window = round & 1 ? window : 120;  /* the rule's own, or a short one */
         uint32_t often = (uint32_t)(round < 2 ? 997 : round < 4 ? 150 : 40);
         d.rule = rule;
         d.hysteresis = hysteresis > 1 ? hysteresis : 0;
         d.growth_interval = round & 1 ? 0 : 120;
-        r = rule_of(d);
+        mixp_scaler_rule r = rule_of(d);
         CHECK_INT(r.growth_interval, own_window);
-        s = begin(&r);
+        mixp_scaler_state s = begin(&r);
         memset(&m, 0, sizeof m);
         m.scale = init;
         m.h = hysteresis;
@@ -383,15 +371,13 @@ static void f32_jmp(model *m, int inf, int window) {            /* one factor */
 
 /* growth 1.3, and backoff 0.7 where there are two; the scale's bits after each of 30000 updates. */
 static void against_factors(mixp_scaler_desc d, int hysteresis, model_step step) {
-    mixp_scaler_rule r;
-    mixp_scaler_state s;
     model m;
     int i, changes = 0;
     d.growth_interval = 7;
     d.hysteresis = hysteresis > 1 ? hysteresis : 0;
     d.init_scale = 1000.0f;
-    r = rule_of(d);
-    s = begin(&r);
+    mixp_scaler_rule r = rule_of(d);
+    mixp_scaler_state s = begin(&r);
     memset(&m, 0, sizeof m);
     m.scale = 1000.0;
     m.h = hysteresis;
@@ -439,21 +425,18 @@ static void static_paddle(model *m, int inf, int window) {
 
 static void test_preset_paddle_floors(void) {
     model_step rules[2] = { model_paddle, static_paddle };
-    int k, i;
-    for (k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; k++) {
         mixp_scaler_desc d = desc_zero();
-        mixp_scaler_rule r;
-        mixp_scaler_state s;
         model m;
         d.rule = MIXP_RULE_PADDLE;
         d.hysteresis = 2;
         d.growth_interval = 5;
         d.min_scale = k ? 1.0f : 0.0f;
-        r = rule_of(d);
-        s = begin(&r);
+        mixp_scaler_rule r = rule_of(d);
+        mixp_scaler_state s = begin(&r);
         memset(&m, 0, sizeof m);
         m.scale = 65536.0;
-        for (i = 0; i < 200; i++) {
+        for (int i = 0; i < 200; i++) {
             int inf = i < 80 || random_bits() % 3 == 0;
             rules[k](&m, inf, 5);
             mixpi_scaler_advance(&s, &r, inf);
@@ -466,19 +449,16 @@ static void test_preset_paddle_floors(void) {
 /* While the scale is low it grows sooner: Modulus' rule, in other numbers. */
 static void test_recovery(void) {
     static const mixp_scaler_preset rules[2] = { MIXP_RULE_MODULUS, MIXP_RULE_TORCH };
-    int k, i;
-    for (k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; k++) {
         mixp_scaler_desc d = desc_zero();
-        mixp_scaler_rule r;
-        mixp_scaler_state s;
         d.rule = rules[k];
         d.init_scale = 4.0f;
         d.growth_interval = 10;
-        r = rule_of(d);
+        mixp_scaler_rule r = rule_of(d);
         r.recovery_interval = 3;
         r.recovery_scale = 8.0f;
-        s = begin(&r);
-        for (i = 1; i <= 26; i++) {     /* 4 -> 8 after 3, 16 after 6, then every 10 */
+        mixp_scaler_state s = begin(&r);
+        for (int i = 1; i <= 26; i++) {     /* 4 -> 8 after 3, 16 after 6, then every 10 */
             mixpi_scaler_advance(&s, &r, 0);
             CHECK_NEAR(s.scale, i < 3 ? 4 : i < 6 ? 8 : i < 16 ? 16 : i < 26 ? 32 : 64, 0);
         }
@@ -488,14 +468,12 @@ static void test_recovery(void) {
 /* Counters stop at their ends, also where a file says that they are there. */
 static void test_counters_at_their_ends(void) {
     mixp_scaler_desc d = desc_zero();
-    mixp_scaler_rule r;
-    mixp_scaler_state s;
     d.rule = MIXP_RULE_DEEPSPEED;
     d.init_scale = 1.0f;
     d.growth_interval = INT32_MAX - 1;
     d.hysteresis = INT32_MAX;
-    r = rule_of(d);
-    s = begin(&r);
+    mixp_scaler_rule r = rule_of(d);
+    mixp_scaler_state s = begin(&r);
     s.floor_skips = s.hysteresis_left = INT32_MAX;
     mixpi_scaler_advance(&s, &r, 1);
     CHECK_INT(s.floor_skips, INT32_MAX);
@@ -522,11 +500,9 @@ typedef struct rig {
 static mixp_optimizer *sgd_over(mixp_context *ctx, const char *name, float *w, float *g) {
     static const int64_t shape[1] = { N };
     mixp_optimizer_desc d = mixp_sgd_defaults();
-    mixp_optimizer *opt;
-    int i;
     d.lr = 1.0;
-    opt = mixp_optimizer_new(ctx, &d);
-    for (i = 0; i < N; i++) { w[i] = 1.0f; g[i] = 0.0f; }
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
+    for (int i = 0; i < N; i++) { w[i] = 1.0f; g[i] = 0.0f; }
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, name, MIXP_F32, 1, shape, w),
                                  mixp_view(ctx, "grad", MIXP_F32, 1, shape, g)), MIXP_OK);
     return opt;
@@ -570,7 +546,6 @@ static mixp_scaler_desc desc_128(void) {
 static void test_step_and_skip(void) {
     mixp_scaler_desc d = desc_128();
     rig *r = rig_open(&d);
-    mixp_verdict v;
     float inf = bits_f32(0x7F800000u), before[N];
     CHECK_INT(mixp_scaler_verdict(r->scaler).outcome, MIXP_STEP_NONE);
     set(r->g[0], 128.0f * 0.25f);
@@ -579,7 +554,7 @@ static void test_step_and_skip(void) {
     CHECK(all(r->w[0], 0.75f));
     CHECK(all(r->g[0], 32.0f));         /* the lean way does not rewrite gradients */
     CHECK(mixp_scaler_loss_scale(r->scaler) == 256.0f);
-    v = mixp_scaler_verdict(r->scaler);
+    mixp_verdict v = mixp_scaler_verdict(r->scaler);
     CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
     CHECK(v.scale == 128.0f && v.largest == 0.25f && v.bad_tensor == NULL);
     CHECK_NEAR(v.grad_norm, 0.25 * sqrt((double)N), 1e-6);
@@ -656,12 +631,11 @@ static void test_order_errors(void) {
 static void test_one_factor_is_restored(void) {
     mixp_scaler_desc d = desc_zero();
     mixp_scaler_saved saved;
-    rig *r;
     int i, differs = 0;
     if (FAST_MATH) SKIP("fast-math multiplies by a reciprocal");
     d.rule = MIXP_RULE_TENSORFLOW;
     d.growth_factor = 1.3;
-    r = rig_open(&d);
+    rig *r = rig_open(&d);
     CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
     CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
     for (i = 0; i < 200; i++) {
@@ -689,9 +663,8 @@ static void overflow(rig *r) {
 static void test_hysteresis_is_restored(void) {
     mixp_scaler_desc d = desc_128();
     mixp_scaler_saved saved;
-    rig *r;
     d.hysteresis = 3;
-    r = rig_open(&d);
+    rig *r = rig_open(&d);
     overflow(r);
     CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
     CHECK_INT(saved.hysteresis_left, 2);
@@ -718,18 +691,16 @@ static void test_prediction_is_restored(void) {
     mixp_scaler_desc d = desc_zero();
     mixp_scaler_saved saved;
     float want[64];
-    rig *r;
-    int i;
     d.rule = MIXP_RULE_PREDICTIVE;
-    r = rig_open(&d);
-    for (i = 0; i < 5; i++) clean_step(r, 8.0f);
+    rig *r = rig_open(&d);
+    for (int i = 0; i < 5; i++) clean_step(r, 8.0f);
     CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
-    for (i = 0; i < 64; i++) want[i] = clean_step(r, 0.001f);
+    for (int i = 0; i < 64; i++) want[i] = clean_step(r, 0.001f);
     CHECK(want[0] < want[31] && want[31] < want[63]);
     mixp_context_free(r->ctx);
     r = rig_open(&d);
     CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
-    for (i = 0; i < 64; i++) CHECK_NEAR(clean_step(r, 0.001f), want[i], 0);
+    for (int i = 0; i < 64; i++) CHECK_NEAR(clean_step(r, 0.001f), want[i], 0);
     mixp_context_free(r->ctx);
 }
 
@@ -737,12 +708,11 @@ static void test_prediction_is_restored(void) {
 static void test_two_optimizers(void) {
     mixp_scaler_desc d = desc_128();
     rig *r = rig_open(&d);
-    int k, explicit0;
-    for (explicit0 = 0; explicit0 < 2; explicit0++) {
+    for (int explicit0 = 0; explicit0 < 2; explicit0++) {
         CHECK_INT(mixp_scaler_update_to(r->scaler, 128.0f), MIXP_OK);
         set(r->w[0], 1.0f);
         set(r->w[1], 1.0f);
-        for (k = 0; k < 4; k++) {
+        for (int k = 0; k < 4; k++) {
             float scale = mixp_scaler_loss_scale(r->scaler);
             set(r->g[0], scale * 0.125f);
             set(r->g[1], scale * 0.125f);
@@ -775,10 +745,9 @@ static void test_two_optimizers(void) {
 static void test_accumulation(void) {
     mixp_scaler_desc d = desc_128();
     rig *r = rig_open(&d);
-    int batch, i;
-    for (batch = 0; batch < 4; batch++) {
+    for (int batch = 0; batch < 4; batch++) {
         float scale = mixp_scaler_loss_scale(r->scaler);
-        for (i = 0; i < N; i++) r->g[0][i] += scale * 0.0625f;
+        for (int i = 0; i < N; i++) r->g[0][i] += scale * 0.0625f;
         if (batch % 2 == 0) continue;
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
@@ -793,9 +762,8 @@ static void test_accumulation(void) {
 static void test_disabled(void) {
     mixp_scaler_desc d = desc_128();
     mixp_scaler_saved saved;
-    rig *r;
     d.disabled = 1;
-    r = rig_open(&d);
+    rig *r = rig_open(&d);
     CHECK(mixp_scaler_loss_scale(r->scaler) == 1.0f);
     set(r->g[0], 0.5f);
     CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
@@ -822,14 +790,12 @@ static void test_disabled(void) {
 static void test_save_load_change(void) {
     mixp_scaler_desc d = desc_zero(), change = desc_zero();
     mixp_scaler_saved saved, bad;
-    rig *r;
-    int i;
     d.init_scale = 6.0f;
     d.growth_factor = 7.0;
     d.backoff_factor = 0.8;
     d.growth_interval = 10;
-    r = rig_open(&d);
-    for (i = 0; i < 7; i++) {
+    rig *r = rig_open(&d);
+    for (int i = 0; i < 7; i++) {
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
     }
@@ -845,7 +811,7 @@ static void test_save_load_change(void) {
     saved.growth_factor = 4.0;
     saved.backoff_factor = 0.5;
     saved.growth_interval = 2;
-    for (i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++) {
         bad = saved;
         if (i == 0) bad.scale = bits_f32(0x7FC00000u);
         if (i == 1) bad.growth_factor = 0.5;
@@ -858,7 +824,7 @@ static void test_save_load_change(void) {
     }
     CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
     CHECK(mixp_scaler_loss_scale(r->scaler) == 3.0f);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
     }
@@ -899,16 +865,14 @@ static void test_save_load_change(void) {
 /* At the floor, 20 skips in a row are no scaling problem, and the message says where to look. */
 static void test_diverged(void) {
     mixp_scaler_desc d = desc_zero();
-    rig *r;
-    int i, k;
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         d = desc_zero();
         d.min_scale = 16384.0f;
         if (k == 1) { d.rule = MIXP_RULE_STATIC; d.max_floor_skips = 3; d.min_scale = 0.0f; }
         if (k == 2) d.max_floor_skips = -1;
-        r = rig_open(&d);
+        rig *r = rig_open(&d);
         r->g[1][7] = bits_f32(0x7FC00000u);
-        for (i = 1; i < 40; i++) {
+        for (int i = 1; i < 40; i++) {
             int hopeless = (k == 0 && i >= 22) || (k == 1 && i >= 3);
             mixp_result want = hopeless ? MIXP_ERR_DIVERGED : MIXP_OK;
             CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
@@ -924,14 +888,12 @@ static void test_diverged(void) {
 /* How many skips that takes from 65536: the README's numbers. */
 static void test_skips_to_diverge(void) {
     static const int skips[2] = { 162, 36 };
-    int k;
-    for (k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; k++) {
         mixp_scaler_desc d = desc_zero();
         mixp_result result = MIXP_OK;
         int i = 0;
-        rig *r;
         d.min_scale = k ? 1.0f : 0.0f;
-        r = rig_open(&d);
+        rig *r = rig_open(&d);
         r->g[0][0] = bits_f32(0x7FC00000u);
         for (; result == MIXP_OK && i < 1000; i++) {
             mixp_scaler_step(r->scaler, r->opt[0]);
@@ -946,11 +908,9 @@ static void test_skips_to_diverge(void) {
 /* Finite as scaled, infinite as unscaled: PyTorch steps with it, this does not. */
 static void test_overflow_by_unscaling(void) {
     mixp_scaler_desc d = desc_zero();
-    int explicit_unscale;
-    for (explicit_unscale = 0; explicit_unscale < 2; explicit_unscale++) {
-        rig *r;
+    for (int explicit_unscale = 0; explicit_unscale < 2; explicit_unscale++) {
         d.init_scale = ldexpf(1.0f, -20);
-        r = rig_open(&d);
+        rig *r = rig_open(&d);
         r->g[0][11] = 1e37f;
         if (explicit_unscale) CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
@@ -1028,7 +988,6 @@ static void test_scale_on_tape(void) {
     mixp_optimizer *opt = new_sgd(ctx);
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape), *loss, *scaled;
     float grad[4];
-    int i;
     CHECK_INT(mixp_write(w, values, MIXP_F32, 4), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
@@ -1038,7 +997,7 @@ static void test_scale_on_tape(void) {
     CHECK_NEAR(mixp_item(scaled), 128.0 * 14.25, 0);
     CHECK_INT(mixp_backward(ctx, scaled), MIXP_OK);
     CHECK_INT(mixp_read(w->grad, grad, MIXP_F32, 4), MIXP_OK);
-    for (i = 0; i < 4; i++) CHECK(grad[i] == 256.0f * values[i]);
+    for (int i = 0; i < 4; i++) CHECK(grad[i] == 256.0f * values[i]);
     /* Scaled gradients may neither be clipped nor stepped without the scaler. */
     CHECK_INT(mixp_clip_grad_norm(opt, 1.0), MIXP_ERR_ORDER);
     CHECK_TEXT(take_error(ctx, MIXP_ERR_ORDER), "mixp_scaler_unscale first");
@@ -1095,7 +1054,6 @@ static void misuse_close(misuse *m, mixp_result got, double w) {
 
 static void test_no_wrong_step(void) {
     const int64_t one[1] = { 1 };
-    mixp_tensor *late, *loss;
     misuse m = misuse_open();
     scaled_backward(&m);
     CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
@@ -1109,7 +1067,7 @@ static void test_no_wrong_step(void) {
     misuse_close(&m, mixp_scaler_step(m.scaler, m.opt), 0);     /* would unscale twice */
 
     m = misuse_open();
-    late = mixp_param(m.ctx, "late", MIXP_F32, 1, one);
+    mixp_tensor *late = mixp_param(m.ctx, "late", MIXP_F32, 1, one);
     scaled_backward(&m);
     CHECK_INT(mixp_scaler_unscale(m.scaler, m.opt), MIXP_OK);
     misuse_close(&m, mixp_optimizer_add(m.opt, late, NULL), 0);
@@ -1121,7 +1079,7 @@ static void test_no_wrong_step(void) {
 
     m = misuse_open();                                      /* the scaled loss was forgotten */
     mixp_step_begin(m.ctx);
-    loss = mixp_sum(m.ctx, m.w, MIXP_ALL, 0);
+    mixp_tensor *loss = mixp_sum(m.ctx, m.w, MIXP_ALL, 0);
     CHECK(mixp_scaler_scale(m.scaler, loss) != NULL);
     CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
     misuse_close(&m, mixp_scaler_step(m.scaler, m.opt), 0);
@@ -1137,9 +1095,8 @@ static void test_no_wrong_step(void) {
 /* Backward multiplies by the scale of its own time: an update before it does no harm. */
 static void test_scale_changed_before_the_walk(void) {
     misuse m = misuse_open();
-    mixp_tensor *loss;
     mixp_step_begin(m.ctx);
-    loss = mixp_scaler_scale(m.scaler, mixp_sum(m.ctx, m.w, MIXP_ALL, 0));
+    mixp_tensor *loss = mixp_scaler_scale(m.scaler, mixp_sum(m.ctx, m.w, MIXP_ALL, 0));
     CHECK_INT(mixp_scaler_update_to(m.scaler, 4.0f), MIXP_OK);
     CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
     CHECK_NEAR(mixp_item(m.w->grad), 4, 0);
@@ -1178,8 +1135,7 @@ static void test_gradients_changed_after_clipping(void) {
 /* A loop that unscales, looks, and gives the step up. */
 static void test_a_step_given_up(void) {
     misuse m = misuse_open();
-    int i;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         scaled_backward(&m);
         CHECK_INT(mixp_scaler_unscale(m.scaler, m.opt), MIXP_OK);
         CHECK_INT(mixp_zero_grad(m.opt), MIXP_OK);
@@ -1211,12 +1167,11 @@ static void test_failed_backward(void) {
     static const mixp_op op = { "failing", MIXP_CLASS_KEEP, 0, failing_infer, failing_forward,
                                 failing_backward, NULL };
     misuse m = misuse_open();
-    mixp_tensor *h, *bad, *loss, *other;
     mixp_step_begin(m.ctx);
-    h = mixp_scale(m.ctx, m.w, 1.0f);
-    other = mixp_sum(m.ctx, h, MIXP_ALL, 0);
-    bad = mixp_apply(m.ctx, &op, 1, &m.w, 1, NULL);
-    loss = mixp_add(m.ctx, bad, mixp_sum(m.ctx, mixp_scale(m.ctx, h, 1000.0f), MIXP_ALL, 0));
+    mixp_tensor *h = mixp_scale(m.ctx, m.w, 1.0f);
+    mixp_tensor *other = mixp_sum(m.ctx, h, MIXP_ALL, 0);
+    mixp_tensor *bad = mixp_apply(m.ctx, &op, 1, &m.w, 1, NULL);
+    mixp_tensor *loss = mixp_add(m.ctx, bad, mixp_sum(m.ctx, mixp_scale(m.ctx, h, 1000.0f), MIXP_ALL, 0));
     CHECK_INT(mixp_backward(m.ctx, loss), MIXP_ERR_DEVICE);
     CHECK(m.w->grad == NULL);
     CHECK_INT(mixp_optimizer_step(m.opt), MIXP_ERR_ORDER);
@@ -1255,8 +1210,7 @@ static int skips_until_clean(mixp_scaler_state *s, const mixp_scaler_rule *r, do
  * largest gradient at most half of f16's largest number. */
 static void test_two_skips_find_the_scale(void) {
     const mixp_scaler_rule r = rule_of(desc_zero());
-    int needed;
-    for (needed = 0; needed <= 15; needed++) {
+    for (int needed = 0; needed <= 15; needed++) {
         const double gradient = ldexp(0.9, needed);     /* 65536 >> needed is the first that fits */
         mixp_scaler_state s = begin(&r), unseen = begin(&r);
         double at = 65536.0 / (needed < 2 ? 1 << needed : 4);
@@ -1273,14 +1227,13 @@ static void test_two_skips_find_the_scale(void) {
 static void test_limits_of_the_second_skip(void) {
     const mixp_scaler_rule torch = rule_of(desc_zero());
     mixp_scaler_desc d = desc_zero();
-    mixp_scaler_rule r;
     mixp_scaler_state s = begin(&torch);
     CHECK_INT(skips_until_clean(&s, &torch, 65504.0, 1, 0), 3);     /* 32768; 2; 1 */
     CHECK_NEAR(s.scale, 1, 0);
     s = begin(&torch);
     CHECK_INT(skips_until_clean(&s, &torch, 512.0, 1, 1), 11);      /* one is forgiven; 64 fits */
     d.min_scale = 1024.0f;
-    r = rule_of(d);
+    mixp_scaler_rule r = rule_of(d);
     s = begin(&r);
     CHECK_INT(skips_until_clean(&s, &r, 60.0, 1, 0), 2);
     CHECK_NEAR(s.scale, 1024, 0);

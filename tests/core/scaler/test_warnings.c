@@ -50,7 +50,6 @@ static void run_open(run *r, const kind *k) {
     mixp_context_desc d;
     mixp_scaler_desc s;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
-    int i;
     memset(r, 0, sizeof *r);
     memset(&d, 0, sizeof d);
     memset(&s, 0, sizeof s);
@@ -65,19 +64,18 @@ static void run_open(run *r, const kind *k) {
     s.disabled = k->scaler == 2;
     if (k->scaler) r->scaler = mixp_scaler_new(r->ctx, &s);
     if (k->guard) mixp_guard_start(r->ctx, NULL);
-    for (i = 0; i < ROWS * IN; i++) x[i] = 1.0f;
-    for (i = 0; i < N; i++) y[i] = k->fits ? 0.0f : ((float)i + 0.5f) / N * 2.0f - 1.0f;
+    for (int i = 0; i < ROWS * IN; i++) x[i] = 1.0f;
+    for (int i = 0; i < N; i++) y[i] = k->fits ? 0.0f : ((float)i + 0.5f) / N * 2.0f - 1.0f;
     if (k->outlier != 0.0f) y[0] = k->outlier;
 }
 
 static void run_step(run *r, const kind *k) {
     const int low = k->dtype != MIXP_F64;
-    mixp_tensor *loss;
     r->step++;
     mixp_step_begin(r->ctx);
     mixp_zero_grad(r->opt);
     if (low) mixpi_autocast_enter(r->ctx, k->dtype);
-    loss = mixp_linear(r->ctx, mixp_input(r->ctx, MIXP_F32, 2, xs, x), r->w, NULL);
+    mixp_tensor *loss = mixp_linear(r->ctx, mixp_input(r->ctx, MIXP_F32, 2, xs, x), r->w, NULL);
     loss = mixp_mse(r->ctx, loss, mixp_input(r->ctx, MIXP_F32, 2, ys, y));
     loss = mixp_scale(r->ctx, loss, r->step < k->from ? 1000.0f : k->factor);
     if (low) mixpi_autocast_leave(r->ctx);
@@ -90,9 +88,8 @@ static void run_step(run *r, const kind *k) {
 
 static run run_of(kind k, int steps) {
     run r;
-    int i;
     run_open(&r, &k);
-    for (i = 0; i < steps; i++) run_step(&r, &k);
+    for (int i = 0; i < steps; i++) run_step(&r, &k);
     CHECK_INT(mixp_context_error(r.ctx, NULL), MIXP_OK);
     if (r.told) CHECK(strcmp(r.text, mixp_context_warning(r.ctx)) == 0);
     else CHECK(!*mixp_context_warning(r.ctx));
@@ -112,8 +109,7 @@ static double share_flushed(double factor) {
  * estimate's 2 percent points. */
 static void warned_with_the_share(void) {
     static const float factors[3] = { 1e-4f, 2e-4f, 4e-4f };
-    int i;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         const double want = share_flushed((double)factors[i]);
         run r = run_of(kind_of(MIXP_F16, factors[i]), 70);
         double share = 0.0;
@@ -137,9 +133,8 @@ static void warned_of_a_disabled_scaler(void) {
  * after step 64 is not. */
 static void warned_later(void) {
     kind k = kind_of(MIXP_F16, 1e-4f);
-    run r;
     k.from = 10;
-    r = run_of(k, 70);
+    run r = run_of(k, 70);
     CHECK_INT(r.told, 1);
     CHECK_INT(r.told_in, 16);
     k.from = 65;
@@ -194,13 +189,11 @@ static void none_of_a_comparison(void) {
 /* Counting takes no memory after the first step. */
 static void no_memory_after_the_first_step(void) {
     const kind k = kind_of(MIXP_F16, 1e-4f);
-    int64_t made;
     run r;
-    int i;
     run_open(&r, &k);
     run_step(&r, &k);
-    made = mixp_context_memory(r.ctx).allocations;
-    for (i = 0; i < 20; i++) run_step(&r, &k);
+    int64_t made = mixp_context_memory(r.ctx).allocations;
+    for (int i = 0; i < 20; i++) run_step(&r, &k);
     CHECK_INT(mixp_context_memory(r.ctx).allocations, made);
     mixp_context_free(r.ctx);
 }
@@ -250,10 +243,9 @@ static float nothing_step(nothing *n, int loss_of, int32_t target, int parts) {
     static const float input[6] = { 1, 2, 3, -1, 0.5f, 2 };
     int32_t targets[2] = { MIXP_IGNORE, MIXP_IGNORE };
     float value = 0.0f;
-    int i;
     targets[1] = target;
     mixp_zero_grad(n->opt);
-    for (i = 0; i < parts; i++) {
+    for (int i = 0; i < parts; i++) {
         mixp_tensor *loss = NULL, *scaled = NULL, *logits, *in, *t;
         mixp_step_begin(n->ctx);
         MIXP_AUTOCAST(n->ctx, MIXP_F16) {
@@ -279,12 +271,10 @@ static float nothing_step(nothing *n, int loss_of, int32_t target, int parts) {
 
 /* The loss is NaN and the step is applied, as in PyTorch, and one warning says why. */
 static void warned_of_targets_that_do_not_count(void) {
-    int loss_of;
-    for (loss_of = 0; loss_of < BY_LOSSES; loss_of++) {
+    for (int loss_of = 0; loss_of < BY_LOSSES; loss_of++) {
         nothing n;
-        float loss;
         nothing_open(&n, 0);
-        loss = nothing_step(&n, loss_of, 2, 1);
+        float loss = nothing_step(&n, loss_of, 2, 1);
         CHECK(loss == loss);
         CHECK_INT(n.told, 0);
         loss = nothing_step(&n, loss_of, MIXP_IGNORE, 1);
@@ -301,15 +291,14 @@ static void warned_of_targets_that_do_not_count(void) {
 
 /* A mean of nothing is no overflow: no site falls back, in one batch or in several. */
 static void a_guard_sees_no_overflow_in_nothing(void) {
-    int loss_of, parts, i;
-    for (loss_of = 0; loss_of < BY_LOSSES; loss_of++)
-        for (parts = 1; parts <= 2; parts++) {
+    for (int loss_of = 0; loss_of < BY_LOSSES; loss_of++)
+        for (int parts = 1; parts <= 2; parts++) {
             mixp_event e;
             nothing n;
             nothing_open(&n, 1);
-            for (i = 0; i < 6; i++) nothing_step(&n, loss_of, i < 2 ? 2 : MIXP_IGNORE, parts);
+            for (int i = 0; i < 6; i++) nothing_step(&n, loss_of, i < 2 ? 2 : MIXP_IGNORE, parts);
             CHECK_INT(mixp_scaler_verdict(n.scaler).applied, 6);
-            for (i = 0; mixp_guard_event(n.ctx, i, &e); i++) {
+            for (int i = 0; mixp_guard_event(n.ctx, i, &e); i++) {
                 test_bad++;
                 TEST_SHOW("loss %d: %s: %s", loss_of, e.site, e.what);
             }
@@ -340,15 +329,13 @@ static void warned_of_a_loss_that_is_not_finite(void) {
 
 /* Log-probabilities as the probabilities of kl_div, and the reverse; also through a cast and detach. */
 static void warned_of_a_target_of_the_wrong_kind(void) {
-    int logs, log_target, through;
-    for (logs = 0; logs < 2; logs++)
-        for (log_target = 0; log_target < 2; log_target++)
-            for (through = 0; through < 3; through++) {
-                mixp_tensor *t;
+    for (int logs = 0; logs < 2; logs++)
+        for (int log_target = 0; log_target < 2; log_target++)
+            for (int through = 0; through < 3; through++) {
                 nothing n;
                 nothing_open(&n, 0);
                 mixp_step_begin(n.ctx);
-                t = logs ? mixp_log_softmax(n.ctx, n.w) : mixp_softmax(n.ctx, n.w);
+                mixp_tensor *t = logs ? mixp_log_softmax(n.ctx, n.w) : mixp_softmax(n.ctx, n.w);
                 if (through) t = mixp_detach(n.ctx, through == 2 ? mixp_cast(n.ctx, t, MIXP_F16) : t);
                 if (!through) MIXP_NO_GRAD(n.ctx) { t = logs ? mixp_log_softmax(n.ctx, n.w) : mixp_softmax(n.ctx, n.w); }
                 CHECK(mixp_kl_div(n.ctx, mixp_log_softmax(n.ctx, n.w), t, log_target) != NULL);
@@ -399,14 +386,13 @@ static const char *region_warning(shape_of_work what, mixp_dtype dtype, int leve
 
 static void region_that_lowers_nothing(void) {
     char text[320];
-    int what, level;
     CHECK_TEXT(region_warning(FACTORS, MIXP_F16, 1, text), "autocast to f16 stored nothing in f16: the 4 operators");
     CHECK_TEXT(text, "the last is 'mean'");
     CHECK_TEXT(text, "mixp_cast(ctx, t, MIXP_F16)");
     CHECK_TEXT(region_warning(FACTORS, MIXP_BF16, 1, text), "mixp_cast(ctx, t, MIXP_BF16)");
-    for (what = FACTORS_AND_CAST; what < NO_STEPS; what++)
+    for (int what = FACTORS_AND_CAST; what < NO_STEPS; what++)
         CHECK(*region_warning((shape_of_work)what, MIXP_F16, 1, text) == 0);
-    for (level = 2; level < 4; level++) CHECK(*region_warning(FACTORS, MIXP_F16, level, text) == 0);
+    for (int level = 2; level < 4; level++) CHECK(*region_warning(FACTORS, MIXP_F16, level, text) == 0);
     CHECK(*region_warning(FACTORS, MIXP_F32, 1, text) == 0);
 }
 
@@ -418,15 +404,13 @@ static void region_that_a_guard_raised(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *out = NULL;
     mixp_optimizer_desc d = mixp_sgd_defaults();
-    mixp_optimizer *opt;
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-    int step;
     d.lr = 0.0;
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     mixp_fill(w, 3.0);
     mixp_optimizer_add(opt, w, NULL);
     mixp_guard_start(ctx, NULL);
-    for (step = 0; step < 6; step++) {
+    for (int step = 0; step < 6; step++) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         mixpi_autocast_enter(ctx, MIXP_F16);

@@ -51,14 +51,13 @@ static int is_power_of_2(double x) {
 
 /* Whatever the gradients are, the scale soon lies where largest * scale is 6 to 7 binades below. */
 static void test_sets_the_scale(void) {
-    int i, k;
-    for (i = -30; i <= 30; i++) {
+    for (int i = -30; i <= 30; i++) {
         mixp_scaler_desc d = predictive();
         mixp_scaler_rule r;
         mixp_scaler_state s = begin(&d, &r);
         const float largest = ldexpf(1.37f, i);
         double before, now = (double)s.scale;
-        for (k = 0; k < 12; k++) {
+        for (int k = 0; k < 12; k++) {
             before = now;
             mixpi_scaler_note_unscaled(&s, largest);
             mixpi_scaler_advance(&s, &r, 0);
@@ -74,9 +73,8 @@ static void test_sets_the_scale(void) {
 static void test_other_margins(void) {
     mixp_scaler_desc d = predictive();
     mixp_scaler_rule r;
-    mixp_scaler_state s;
     d.margin = 1;
-    s = begin(&d, &r);
+    mixp_scaler_state s = begin(&d, &r);
     mixpi_scaler_note_unscaled(&s, 0.0625f);
     mixpi_scaler_advance(&s, &r, 0);
     CHECK(s.scale == 262144.0f);        /* 65504 / 2 / 0.0625 = 524032 */
@@ -93,8 +91,7 @@ static void test_nothing_to_go_by(void) {
     mixp_scaler_desc d = predictive();
     mixp_scaler_rule r;
     mixp_scaler_state s = begin(&d, &r);
-    int i;
-    for (i = 0; i < 40; i++) {
+    for (int i = 0; i < 40; i++) {
         mixpi_scaler_note_unscaled(&s, i % 3 ? 0.0f : i % 2 ? HUGE_VALF : (float)NAN);
         mixpi_scaler_advance(&s, &r, 0);
     }
@@ -158,12 +155,10 @@ static void test_predictive_model(void) {
     float level = 1.0f;
     int i, wrong = 0;
     for (i = 0; i < 200000 && !wrong; i++) {
-        float largest;
-        int bad;
         if (i % 100 == 0) level = ldexpf(1.0f, random_to(24) - 12);
-        largest = level * (float)exp(2.0 * random_value());
+        float largest = level * (float)exp(2.0 * random_value());
         if (random_to(40) == 0) largest *= 64.0f;
-        bad = (double)largest * m.scale > 65504.0;
+        int bad = (double)largest * m.scale > 65504.0;
         if (!bad) {
             mixpi_scaler_note_unscaled(&s, largest);
             if ((double)largest > m.largest) m.largest = (double)largest;
@@ -220,7 +215,6 @@ static void close_rig(rig *r) {
 static mixp_verdict step_of(rig *r, double grad, double loss, int with_scaler) {
     const int looks = r->opt && loss != 0.0;
     double before = mixp_item(r->w);
-    mixp_verdict v;
     mixp_step_begin(r->ctx);
     r->grad = (float)grad;
     r->loss = (float)loss;
@@ -231,7 +225,7 @@ static mixp_verdict step_of(rig *r, double grad, double loss, int with_scaler) {
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt), MIXP_OK);
         CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
     } else CHECK_INT(mixp_optimizer_step(r->opt), MIXP_OK);
-    v = mixp_optimizer_verdict(r->opt);
+    mixp_verdict v = mixp_optimizer_verdict(r->opt);
     if (v.outcome == MIXP_STEP_SKIPPED) CHECK(mixp_item(r->w) <= before && mixp_item(r->w) >= before);
     else CHECK(mixp_item(r->w) < before || mixp_item(r->w) > before);
     CHECK((v.outcome == MIXP_STEP_SKIPPED) == (v.reason != MIXP_SKIP_NONE));
@@ -264,12 +258,10 @@ static void against_history(mixp_spike_of of, int window, double z, int with_sca
     if (!(z > 0.0)) z = 6.0;
     for (i = 0; i < 1500; i++) {
         float x = (float)(3.0 + random_value() + 0.001 * i);
-        mixp_verdict v;
-        double want;
         if (random_to(20) == 0) x *= (float)(1 + random_to(8));
-        want = history_z(&h, window, (double)x);
+        double want = history_z(&h, window, (double)x);
         if (fabs(want - z) < 1e-3) { unclear++; continue; }
-        v = of == MIXP_SPIKE_NORM ? step_of(&r, (double)x, 0.0, with_scaler)
+        mixp_verdict v = of == MIXP_SPIKE_NORM ? step_of(&r, (double)x, 0.0, with_scaler)
                                   : step_of(&r, 1.0, (double)x, with_scaler);
         CHECK_NEAR(v.spike_z, want, 1e-4 * (1.0 + fabs(want)));
         if (want > z && h.in_a_row < 8) {
@@ -297,11 +289,9 @@ static void test_spikes_of_a_short_window(void) { against_history(MIXP_SPIKE_LOS
 /* Either value may be the spike; the verdict says which. */
 static void test_spikes_of_both(void) {
     rig r;
-    mixp_verdict v;
-    int i;
     open_rig(&r, spikes(MIXP_SPIKE_BOTH, 16, 0.0), NULL);
-    for (i = 0; i < 16; i++) step_of(&r, 1.0 + 0.1 * (i % 3), 5.0 + 0.1 * (i % 4), 0);
-    v = step_of(&r, 9.0, 5.1, 0);
+    for (int i = 0; i < 16; i++) step_of(&r, 1.0 + 0.1 * (i % 3), 5.0 + 0.1 * (i % 4), 0);
+    mixp_verdict v = step_of(&r, 9.0, 5.1, 0);
     CHECK_INT(v.reason, MIXP_SKIP_SPIKE_NORM);
     CHECK_NEAR(v.spike_mean, 1.09375, 1e-6);
     CHECK_NEAR(v.spike_sd, 0.08539125638, 1e-6);
@@ -330,16 +320,15 @@ static void test_a_new_level(void) {
 static void test_not_finite(void) {
     rig r;
     mixp_verdict v;
-    int i;
     open_rig(&r, spikes(MIXP_SPIKE_BOTH, 8, 0.0), NULL);
-    for (i = 0; i < 12; i++) {
+    for (int i = 0; i < 12; i++) {
         v = step_of(&r, 1.0, (double)(i % 2 ? HUGE_VALF : (float)NAN), 0);
         CHECK_INT(v.reason, MIXP_SKIP_SPIKE_LOSS);
         CHECK(v.spike_z > 1e300);
     }
     v = step_of(&r, (double)HUGE_VALF, 1.0, 0);
     CHECK_INT(v.reason, MIXP_SKIP_SPIKE_NORM);
-    for (i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i++) {
         v = step_of(&r, 1.0 + 0.1 * (i % 2), 2.0, 0);
         CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
         CHECK(fabs(v.spike_z) < 3.0);
@@ -355,9 +344,8 @@ static void test_not_finite(void) {
 
 static void test_flat_windows(void) {
     rig r;
-    int i;
     open_rig(&r, spikes(MIXP_SPIKE_LOSS, 8, 0.0), NULL);
-    for (i = 0; i < 8; i++) step_of(&r, 1.0, 2.0, 0);
+    for (int i = 0; i < 8; i++) step_of(&r, 1.0, 2.0, 0);
     CHECK_INT(step_of(&r, 1.0, 2.01, 0).outcome, MIXP_STEP_APPLIED);   /* 5 thousandths */
     CHECK_INT(step_of(&r, 1.0, 2.1, 0).outcome, MIXP_STEP_SKIPPED);
     close_rig(&r);
@@ -368,7 +356,6 @@ static void test_spikes_refused(void) {
     rig r;
     float pair[2] = { 0, 0 };
     mixp_optimizer_desc d = mixp_adamw_defaults();
-    mixp_tensor *stale;
     open_rig(&r, spikes(MIXP_SPIKE_NORM, 0, 0.0), NULL);
     fails(r.ctx, mixp_optimizer_set_loss(r.opt, r.w), MIXP_ERR_ARGUMENT, "MIXP_SPIKE_LOSS");
     close_rig(&r);
@@ -383,7 +370,7 @@ static void test_spikes_refused(void) {
           MIXP_ERR_DTYPE, "f16");
     CHECK_INT(mixp_optimizer_set_loss(r.opt, NULL), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_optimizer_set_loss(NULL, r.w), MIXP_ERR_ARGUMENT);
-    stale = mixp_mul(r.ctx, r.w, r.w);
+    mixp_tensor *stale = mixp_mul(r.ctx, r.w, r.w);
     CHECK_INT(mixp_optimizer_set_loss(r.opt, stale), MIXP_OK);
     mixp_step_begin(r.ctx);
     fails(r.ctx, mixp_optimizer_step(r.opt), MIXP_ERR_ORDER, "mixp_optimizer_set_loss");
@@ -429,7 +416,6 @@ static void count_one(counts *c, float x, mixp_dtype low) {
 }
 
 static void add_counts(counts *to, const counts *c) {
-    int e;
     to->count += c->count;
     to->nonfinite += c->nonfinite;
     to->zeros += c->zeros;
@@ -437,7 +423,7 @@ static void add_counts(counts *to, const counts *c) {
     to->least += c->least;
     to->subnormal += c->subnormal;
     if (c->largest > to->largest) to->largest = c->largest;
-    for (e = 0; e < 256; e++) to->exponents[e] += c->exponents[e];
+    for (int e = 0; e < 256; e++) to->exponents[e] += c->exponents[e];
 }
 
 static void same_counts(const mixp_underflow *u, const counts *c) {
@@ -465,21 +451,19 @@ static void underflow_with(int unscale) {
     mixp_optimizer *opt = new_sgd(ctx);
     mixp_underflow u;
     counts all, c[COUNTED];
-    int64_t k;
-    int i, step;
     CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);       /* whoever multiplies by it asks */
     CHECK_INT(mixp_optimizer_underflow(opt, -1, &u), 0);
-    for (i = 0; i < COUNTED; i++) {
+    for (int i = 0; i < COUNTED; i++) {
         mixp_tensor *w = mixp_param(ctx, names[i], i == 1 ? MIXP_BF16 : MIXP_F32, 1, &counted_n[i]);
         mixp_optimizer_add(opt, w, mixp_view(ctx, names[i], counted_dtype[i], 1, &counted_n[i], data[i]));
     }
     CHECK_INT(mixp_optimizer_underflow(opt, 2, &u), 1);
     CHECK_INT(u.step, -1);
-    for (step = 0; step < 3; step++) {
+    for (int step = 0; step < 3; step++) {
         mixp_step_begin(ctx);
         if (step == 1) memset(c, 0, sizeof c);
-        for (i = 0; i < COUNTED; i++)
-            for (k = 0; k < counted_n[i]; k++) {
+        for (int i = 0; i < COUNTED; i++)
+            for (int64_t k = 0; k < counted_n[i]; k++) {
                 float x = ldexpf((float)random_value(), random_to(50) - 40);
                 if (random_to(10) == 0) x = 0.0f;
                 if (step == 1 && random_to(100) == 0) x = random_to(2) ? HUGE_VALF : (float)NAN;
@@ -494,7 +478,7 @@ static void underflow_with(int unscale) {
         CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
     }
     memset(&all, 0, sizeof all);
-    for (i = 0; i < COUNTED; i++) {
+    for (int i = 0; i < COUNTED; i++) {
         double values = c[i].count - c[i].zeros - c[i].nonfinite;
         CHECK_INT(mixp_optimizer_underflow(opt, i, &u), 1);
         CHECK_TEXT(u.name, names[i]);
@@ -526,10 +510,9 @@ static void test_underflow_after_a_step_given_up(void) {
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_optimizer *opt = new_sgd(ctx);
     mixp_underflow u;
-    int step;
     CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);
     mixp_optimizer_add(opt, mixp_param(ctx, "w", MIXP_F32, 1, n), mixp_view(ctx, "g", MIXP_F32, 1, n, g));
-    for (step = 1; step < 5; step++) {
+    for (int step = 1; step < 5; step++) {
         mixp_step_begin(ctx);
         g[0] = g[1] = g[2] = (float)step;
         CHECK_INT(mixp_optimizer_sample(opt), MIXP_OK);
@@ -546,10 +529,9 @@ static void test_underflow_after_a_step_given_up(void) {
 
 /* x to the nearest number of so many digits, ties to even; none is finer than 2^lowest. */
 static double rounded(double x, int digits, int lowest) {
-    double unit;
     int e;
     (void)frexp(x, &e);
-    unit = ldexp(1.0, e - digits > lowest ? e - digits : lowest);
+    double unit = ldexp(1.0, e - digits > lowest ? e - digits : lowest);
     return nearbyint(x / unit) * unit;
 }
 
@@ -564,13 +546,11 @@ static void lost_with(mixp_dtype dtype) {
     mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_tensor *w = mixp_param(ctx, "w", dtype, 1, n);
     double updates = 0, lost = 0;
-    mixp_optimizer *opt;
     mixp_underflow u;
-    int i;
     d.lr = 1.0;
     d.no_master = 1;
-    opt = mixp_optimizer_new(ctx, &d);
-    for (i = 0; i < N; i++) {
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
+    for (int i = 0; i < N; i++) {
         before[i] = ldexpf((float)random_value(), random_to(30) - 20);
         g[i] = random_to(5) ? before[i] * ldexpf((float)random_value(), -random_to(20)) : 0.0f;
     }
@@ -583,7 +563,7 @@ static void lost_with(mixp_dtype dtype) {
     CHECK_INT(mixp_optimizer_sample(opt), MIXP_OK);
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
     mixp_read(w, after, MIXP_F32, N);
-    for (i = 0; i < N; i++) {
+    for (int i = 0; i < N; i++) {
         /* Without a master weight what is stored is rounded: the update itself is told by g. */
         double held = rounded((double)before[i], digits, lowest);
         double to = (double)(dtype == MIXP_F32 ? after[i] : before[i] - g[i]), moved = to - (double)before[i];
@@ -656,10 +636,9 @@ static void test_resume(void) {
 static void test_other_files(void) {
     mixp_scaler_desc d = predictive();
     rig plain, watched;
-    int i;
     open_rig(&plain, spikes(MIXP_SPIKE_OFF, 0, 0.0), NULL);
     open_rig(&watched, spikes(MIXP_SPIKE_NORM, 20, 0.0), &d);
-    for (i = 0; i < 30; i++) {
+    for (int i = 0; i < 30; i++) {
         step_of(&plain, noise(i), 0.0, 1);
         step_of(&watched, noise(i), 0.0, 1);
     }
@@ -667,7 +646,7 @@ static void test_other_files(void) {
     CHECK_INT(store(&watched, place(), 1), MIXP_OK);
     CHECK_INT(step_of(&watched, 3.0, 0.0, 1).applied, 31);
     CHECK(mixp_optimizer_verdict(watched.opt).spike_z == 0.0);          /* it began anew */
-    for (i = 0; i < 30; i++) step_of(&watched, noise(i), 0.0, 1);
+    for (int i = 0; i < 30; i++) step_of(&watched, noise(i), 0.0, 1);
     CHECK_INT(store(&watched, place(), 0), MIXP_OK);
     CHECK_INT(store(&plain, place(), 1), MIXP_OK);
     CHECK_INT(mixp_optimizer_applied(plain.opt), mixp_optimizer_applied(watched.opt));
@@ -682,8 +661,7 @@ static void test_other_files(void) {
 /* Planted spikes, 1,000 steps: at most a tenth of the skips, no more underflow, no worse an end. Under a guard one element
  * of a million may underflow more, because sums in another order (AMX) end a step elsewhere. */
 static void test_spiked_runs(void) {
-    uint64_t seed;
-    for (seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= 3; seed++) {
         const scale_setup by_torch = run_spiked(seed, MIXP_RULE_TORCH);
         const scale_setup set = run_spiked(seed, MIXP_RULE_PREDICTIVE);
         scale_setup guarded = set;
@@ -707,17 +685,15 @@ static void test_spiked_runs(void) {
  * margin and what is remembered suffice; up to 2^20 the first cannot be foreseen, nor how large it
  * was: a third of the skips. */
 static void spiked_runs_to(int most, int share) {
-    uint64_t seed;
-    for (seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= 3; seed++) {
         scale_setup by_torch = run_spiked(seed, MIXP_RULE_TORCH), set;
-        scale_result a, b;
         by_torch.spike_least = 4;
         by_torch.spike_most = most;
         by_torch.scaler.growth_interval = 0;
         set = by_torch;
         set.scaler.rule = MIXP_RULE_PREDICTIVE;
-        a = scale_run(&by_torch);
-        b = scale_run(&set);
+        scale_result a = scale_run(&by_torch);
+        scale_result b = scale_run(&set);
         CHECK(!a.error[0] && !b.error[0]);
         CHECK(a.spikes >= 10 && a.spikes == b.spikes);
         CHECK(a.skipped >= 1);
@@ -737,20 +713,18 @@ static void test_met_on_the_way_back(void) {
     static const int64_t many[2] = { 64, 64 };
     static float x[64 * 64];
     float scales[2];
-    int guarded, i;
-    for (i = 0; i < 64 * 64; i++) x[i] = 0.00390625f;
-    for (guarded = 0; guarded < 2; guarded++) {
+    for (int i = 0; i < 64 * 64; i++) x[i] = 0.00390625f;
+    for (int guarded = 0; guarded < 2; guarded++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_scaler_desc d = predictive();
         mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
-        mixp_scaler *scaler;
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, many), *loss = NULL;
         d.init_scale = 1024.0f;
-        scaler = mixp_scaler_new(ctx, &d);
+        mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
         mixp_fill(w, 0.01);
         mixp_optimizer_add(opt, w, NULL);
         if (guarded) CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
-        for (i = 0; i < 40; i++) {
+        for (int i = 0; i < 40; i++) {
             mixp_step_begin(ctx);
             mixp_zero_grad(opt);
             /* The slope of every y is 1, that of a weight 64 times 2^-8. */
@@ -771,8 +745,7 @@ static void test_met_on_the_way_back(void) {
 
 /* The scaler forgotten: the counts say so, and the loss shows it; set from 1, the scale mends it. */
 static void test_deep_runs(void) {
-    uint64_t seed;
-    for (seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= 3; seed++) {
         const scale_setup forgotten = run_deep(seed, MIXP_F16, MIXP_RULE_COUNT);
         const scale_setup set = run_deep(seed, MIXP_F16, MIXP_RULE_PREDICTIVE);
         const scale_setup f32 = run_deep(seed, MIXP_F32, MIXP_RULE_COUNT);

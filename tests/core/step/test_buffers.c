@@ -31,13 +31,12 @@ static void hear(const char *message, void *user) {
 
 static void rig_open_with(rig *r, mixp_context_desc *d, const mixp_optimizer_desc *of, mixp_dtype dtype) {
     static const int64_t one[1] = { 1 };
-    int i;
     memset(r, 0, sizeof *r);
     d->on_warning = hear;
     d->user = r;
     r->ctx = mixp_context_new(d);
     r->scaler = mixp_scaler_new(r->ctx, NULL);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         r->w[i] = mixp_param(r->ctx, i ? "b" : "a", MIXP_F32, 1, one);
         r->opt[i] = mixp_optimizer_new(r->ctx, of);
         mixp_fill(r->w[i], 1.0);
@@ -93,9 +92,8 @@ static void set(rig *r, const double *x) { CHECK_INT(mixp_write(r->buffer, x, MI
 
 static void is(const mixp_tensor *t, const double *want) {
     double got[N];
-    int i;
     CHECK_INT(mixp_read(t, got, MIXP_F64, N), MIXP_OK);
-    for (i = 0; i < N; i++) CHECK_NEAR(got[i], want[i], 0);
+    for (int i = 0; i < N; i++) CHECK_NEAR(got[i], want[i], 0);
 }
 
 static const double first[N] = { 1, 2, 3, 4, 5, 6 }, second[N] = { 9, 8, 7, 6, 5, 4 };
@@ -132,10 +130,8 @@ static void write_by(rig *r, int way) {
 static void test_ways(void) {
     static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16, MIXP_I32, MIXP_I64,
                                          MIXP_U8 };
-    size_t d;
-    int way;
-    for (d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
-        for (way = 0; way < WAYS; way++) {
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
+        for (int way = 0; way < WAYS; way++) {
             unsigned char before[N * 8], after[N * 8];
             const size_t bytes = N * mixp_dtype_size(dtypes[d]);
             const int reshapes = dtypes[d] == MIXP_F32 || dtypes[d] == MIXP_F16;
@@ -170,18 +166,17 @@ static void test_two_writes(void) {
     const int64_t at[1] = { N };
     double want[N];
     rig r;
-    int i;
     rig_open(&r, MIXP_F32);
     set(&r, first);
     begin(&r);
     set(&r, second);
     MIXP_NO_GRAD(r.ctx) {
         mixp_tensor *sum = mixp_add(r.ctx, r.buffer, mixp_full(r.ctx, MIXP_F32, 1, at, 0));
-        for (i = 0; i < N; i++) want[i] = second[i];
+        for (int i = 0; i < N; i++) want[i] = second[i];
         is(sum, want);
         CHECK_INT(mixp_copy(r.buffer, mixp_scale(r.ctx, sum, 2)), MIXP_OK);
     }
-    for (i = 0; i < N; i++) want[i] = 2 * second[i];
+    for (int i = 0; i < N; i++) want[i] = 2 * second[i];
     is(r.buffer, want);
     walk(&r, 0, NAN);
     end(&r);
@@ -194,12 +189,10 @@ static void test_two_writes(void) {
 /* Micro-batches are one window: a skip undoes what all of them wrote. */
 static void test_accumulation(void) {
     rig r;
-    int bad;
-    for (bad = 0; bad < 3; bad++) {
-        int batch;
+    for (int bad = 0; bad < 3; bad++) {
         rig_open(&r, MIXP_F32);
         set(&r, first);
-        for (batch = 0; batch < 3; batch++) {
+        for (int batch = 0; batch < 3; batch++) {
             CHECK_INT(mixp_step_begin(r.ctx), MIXP_OK);
             if (!batch) mixp_zero_grad(r.opt[0]);
             walk(&r, 0, batch == bad ? INFINITY : 1.0f);
@@ -235,17 +228,15 @@ static void test_outside(void) {
 /* A step in which a call fails, and which no update ends, is undone as the next step begins, also the second time; of
  * micro-batches, what the failed one was the first to write. Without a failure the writes belong to the window. */
 static void test_failed_step(void) {
-    int kind, batch;
-    for (kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 4; kind++) {
         const int64_t two[1] = { 2 };
         float x[2] = { 1, 2 };
-        mixp_tensor *other;
         rig r;
         rig_open(&r, MIXP_F32);
-        other = mixp_buffer(r.ctx, "other", MIXP_F32, 1, six);
+        mixp_tensor *other = mixp_buffer(r.ctx, "other", MIXP_F32, 1, six);
         set(&r, first);
         mixp_write(other, first, MIXP_F64, N);
-        for (batch = 0; batch < 2; batch++) {
+        for (int batch = 0; batch < 2; batch++) {
             begin(&r);
             walk(&r, 0, 1);
             if (batch == 0 && kind == 1) set(&r, third);
@@ -277,8 +268,7 @@ static void test_failed_step(void) {
 
 /* One scaler of two optimizers: a skip of either is a skip of the step. */
 static void test_two_optimizers(void) {
-    int bad;
-    for (bad = 0; bad < 3; bad++) {     /* 2: neither */
+    for (int bad = 0; bad < 3; bad++) {     /* 2: neither */
         rig r;
         rig_open(&r, MIXP_F32);
         set(&r, first);
@@ -297,22 +287,20 @@ static void test_two_optimizers(void) {
 /* More optimizers than one launch of the kernel has flags. */
 static void test_many_optimizers(void) {
     enum { MANY = 11 };
-    int bad;
-    for (bad = 0; bad < MANY; bad++) {
+    for (int bad = 0; bad < MANY; bad++) {
         const int64_t one[1] = { 1 };
         mixp_optimizer *opt[MANY];
         mixp_tensor *w[MANY];
         rig r;
-        int i;
         rig_open(&r, MIXP_F32);
         set(&r, first);
-        for (i = 0; i < MANY; i++) {
+        for (int i = 0; i < MANY; i++) {
             w[i] = mixp_param(r.ctx, "", MIXP_F32, 1, one);
             opt[i] = mixp_optimizer_new(r.ctx, NULL);
             mixp_optimizer_add(opt[i], w[i], NULL);
         }
         begin(&r);
-        for (i = 0; i < MANY; i++) {
+        for (int i = 0; i < MANY; i++) {
             float g = i == bad ? INFINITY : 1.0f;
             mixp_tensor *x = mixp_input(r.ctx, MIXP_F32, 1, one, &g);
             mixp_tensor *loss = mixp_sum(r.ctx, mixp_mul(r.ctx, w[i], x), MIXP_ALL, 0);
@@ -329,19 +317,17 @@ static void test_many_optimizers(void) {
 /* Two scalers update in one step. The buffer is written before the first update, and perhaps again
  * between the two. */
 static void test_two_scalers(void) {
-    int bad, again;
-    for (bad = 0; bad < 3; bad++)
-        for (again = 0; again < 2; again++) {
+    for (int bad = 0; bad < 3; bad++)
+        for (int again = 0; again < 2; again++) {
             mixp_scaler *s[2];
             rig r;
-            int i;
             rig_open(&r, MIXP_F32);
             set(&r, first);
             s[0] = r.scaler;
             s[1] = mixp_scaler_new(r.ctx, NULL);
             begin(&r);
             set(&r, second);
-            for (i = 0; i < 2; i++) {
+            for (int i = 0; i < 2; i++) {
                 r.scaler = s[i];
                 walk(&r, i, bad == i ? INFINITY : 1.0f);
                 CHECK_INT(mixp_scaler_step(s[i], r.opt[i]), MIXP_OK);
@@ -363,21 +349,19 @@ static void spike(int scaled, int spoils) {
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context_desc d;
     rig r;
-    int step;
     memset(&d, 0, sizeof d);
     sgd.spike.of = MIXP_SPIKE_NORM;
     sgd.spike.window = 4;
     sgd.spike.z = 3;
     rig_open_with(&r, &d, &sgd, MIXP_F32);
-    for (step = 0; step < 9; step++) {
+    for (int step = 0; step < 9; step++) {
         const float grad = step == 8 ? 1000.0f : 1.0f + 0.01f * (float)(step % 3);
         const float one = 1.0f;
         const int64_t shape[1] = { 1 };
-        mixp_tensor *x, *loss;
         begin(&r);
-        x = mixp_input(r.ctx, MIXP_F32, 1, shape, step == 8 ? &grad : &one);
+        mixp_tensor *x = mixp_input(r.ctx, MIXP_F32, 1, shape, step == 8 ? &grad : &one);
         x = mixp_scale(r.ctx, x, step == 8 ? 1.0f : grad);
-        loss = mixp_sum(r.ctx, mixp_mul(r.ctx, r.w[0], x), MIXP_ALL, 0);
+        mixp_tensor *loss = mixp_sum(r.ctx, mixp_mul(r.ctx, r.w[0], x), MIXP_ALL, 0);
         CHECK_INT(mixp_backward(r.ctx, scaled ? mixp_scaler_scale(r.scaler, loss) : loss), MIXP_OK);
         set(&r, step == 8 ? second : first);
         if (spoils && step == 8) mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, bad));
@@ -427,13 +411,12 @@ static void spoils(rig *r, const float *x, int element, int is_nan) {
     unsigned char before[N * 8];
     const size_t bytes = N * mixp_dtype_size(r->buffer->dtype);
     const float w = *(const float *)r->w[0]->data, scale = mixp_scaler_loss_scale(r->scaler);
-    mixp_verdict v;
     memcpy(before, r->buffer->data, bytes);
     begin(r);
     walk(r, 0, 1);
     CHECK_INT(mixp_copy(r->buffer, mixp_input(r->ctx, MIXP_F32, 1, six, x)), MIXP_OK);
     end(r);
-    v = mixp_scaler_verdict(r->scaler);
+    mixp_verdict v = mixp_scaler_verdict(r->scaler);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(v.reason, MIXP_SKIP_BUFFER);
     CHECK_INT(v.origin, MIXP_ORIGIN_NO_GUARD);
@@ -449,14 +432,12 @@ static void spoils(rig *r, const float *x, int element, int is_nan) {
 
 static void test_spoilt(void) {
     static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16 };
-    size_t d;
-    int element, kind;
-    for (d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
         rig r;
         rig_open(&r, dtypes[d]);
         set(&r, first);
-        for (element = 0; element < N; element++)
-            for (kind = 0; kind < 3; kind++) {
+        for (int element = 0; element < N; element++)
+            for (int kind = 0; kind < 3; kind++) {
                 float x[N] = { 1, 1, 1, 1, 1, 1 };
                 x[N - 1] = -INFINITY;           /* the first element counts */
                 x[element] = kind == 0 ? INFINITY : kind == 1 ? -INFINITY : NAN;
@@ -470,8 +451,7 @@ static void test_spoilt(void) {
 static void test_meant(void) {
     double start[N] = { -INFINITY, NAN, 1, INFINITY, 2, 3 };
     float next[N] = { INFINITY, -INFINITY, 5, NAN, 6, 7 };
-    int way;
-    for (way = 0; way < 5; way++) {
+    for (int way = 0; way < 5; way++) {
         rig r;
         rig_open(&r, way == 4 ? MIXP_I32 : MIXP_F32);
         set(&r, way ? first : start);
@@ -485,8 +465,7 @@ static void test_meant(void) {
             CHECK_INT(mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x)), MIXP_OK);
         } else if (way == 4) {                  /* the bits of Inf */
             int32_t x[N];
-            int i;
-            for (i = 0; i < N; i++) x[i] = 0x7F800000;
+            for (int i = 0; i < N; i++) x[i] = 0x7F800000;
             CHECK_INT(mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_I32, 1, six, x)), MIXP_OK);
         } else CHECK_INT(mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, next)), MIXP_OK);
         end(&r);
@@ -505,36 +484,33 @@ static void test_spoilt_anywhere(void) {
     static const int lengths[] = { 1, 2, 3, 63, 64, 65, 127, 129, 1024, MOST };
     mixp_tensor *all[MANY];
     static float x[MOST];
-    size_t n;
-    int i, way;
     rig r;
     rig_open(&r, MIXP_F32);
-    for (i = 0; i < MANY; i++) {
+    for (int i = 0; i < MANY; i++) {
         const int64_t length = i < 10 ? lengths[i] : 7 + i;
         char name[16];
         snprintf(name, sizeof name, "s%d", i);
         all[i] = mixp_buffer(r.ctx, name, i % 3 == 2 ? MIXP_BF16 : MIXP_F32, 1, &length);
     }
     mixp_scaler_update_to(r.scaler, 8e37f);     /* room for many skips */
-    for (n = 0; n < MANY; n++)
-        for (way = 0; way < 3; way++) {
+    for (size_t n = 0; n < MANY; n++)
+        for (int way = 0; way < 3; way++) {
             const int64_t count = all[n]->count, at = way == 0 ? 0 : way == 1 ? count - 1 : count / 2;
-            mixp_verdict v;
             begin(&r);
             walk(&r, 0, 0);
-            for (i = (int)n; i < MANY; i++) CHECK_INT(mixp_buffer_save(all[i]), MIXP_OK);
-            for (i = 0; i < MOST; i++) x[i] = (float)i;
+            for (int i = (int)n; i < MANY; i++) CHECK_INT(mixp_buffer_save(all[i]), MIXP_OK);
+            for (int i = 0; i < MOST; i++) x[i] = (float)i;
             x[at] = way ? INFINITY : NAN;
             mixp_convert(all[n]->data, all[n]->dtype, x, MIXP_F32, count);
             if (n + 1 < MANY) memset(all[n + 1]->data, 0xFF, (size_t)all[n + 1]->count * 2);    /* a later one */
             end(&r);
-            v = mixp_scaler_verdict(r.scaler);
+            mixp_verdict v = mixp_scaler_verdict(r.scaler);
             CHECK_INT(v.reason, MIXP_SKIP_BUFFER);
             CHECK_TEXT(v.bad_tensor ? v.bad_tensor : "", all[n]->name);
             CHECK_INT(v.bad_element, at);
             CHECK_INT(v.bad_is_nan, !way);
             CHECK_INT(mixp_read(all[n], x, MIXP_F32, count), MIXP_OK);
-            for (i = 0; i < count; i++) CHECK_NEAR(x[i], 0, 0);
+            for (int i = 0; i < count; i++) CHECK_NEAR(x[i], 0, 0);
         }
     rig_close(&r, 0);
 }
@@ -543,12 +519,11 @@ static void test_spoilt_anywhere(void) {
  * optimizers of a step are skipped. Of two scalers the first puts the buffer back, so the second applies. */
 static void test_spoilt_windows(void) {
     float x[N] = { 1, 1, INFINITY, 1, 1, 1 };
-    int batch, bad;
-    for (bad = 0; bad < 2; bad++) {
+    for (int bad = 0; bad < 2; bad++) {
         rig r;
         rig_open(&r, MIXP_F32);
         set(&r, first);
-        for (batch = 0; batch < 2; batch++) {
+        for (int batch = 0; batch < 2; batch++) {
             CHECK_INT(mixp_step_begin(r.ctx), MIXP_OK);
             if (!batch) mixp_zero_grad(r.opt[0]);
             walk(&r, 0, 1);
@@ -568,7 +543,7 @@ static void test_spoilt_windows(void) {
         CHECK_INT(mixp_scaler_step(r.scaler, r.opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_step(r.scaler, r.opt[1]), MIXP_OK);
         CHECK_INT(mixp_scaler_update(r.scaler), MIXP_OK);
-        for (batch = 0; batch < 2; batch++)
+        for (int batch = 0; batch < 2; batch++)
             CHECK_INT(mixp_optimizer_verdict(r.opt[batch]).reason, MIXP_SKIP_BUFFER);
         is(r.buffer, bad ? first : second);
         rig_close(&r, 0);
@@ -581,7 +556,7 @@ static void test_spoilt_windows(void) {
         of[0] = r.scaler;
         of[1] = mixp_scaler_new(r.ctx, NULL);
         begin(&r);
-        for (batch = 0; batch < 2; batch++) {
+        for (int batch = 0; batch < 2; batch++) {
             r.scaler = of[batch];
             walk(&r, batch, 1);
             if (!batch) mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x));
@@ -598,9 +573,7 @@ static void test_spoilt_windows(void) {
 static void test_spoilt_unscaled(void) {
     const int64_t one[1] = { 1 };
     float x[N] = { 1, 1, 1, 1, NAN, 1 }, g = 1;
-    mixp_verdict v;
-    int disabled;
-    for (disabled = 0; disabled < 2; disabled++) {
+    for (int disabled = 0; disabled < 2; disabled++) {
         mixp_scaler_desc off;
         rig r;
         rig_open(&r, MIXP_F32);
@@ -614,7 +587,7 @@ static void test_spoilt_unscaled(void) {
         mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x));
         if (disabled) end(&r);
         else CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
-        v = mixp_optimizer_verdict(r.opt[0]);
+        mixp_verdict v = mixp_optimizer_verdict(r.opt[0]);
         CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
         CHECK_INT(v.reason, MIXP_SKIP_NONE);
         CHECK_TEXT(v.bad_tensor ? v.bad_tensor : "", "state");
@@ -631,7 +604,6 @@ static void test_spoilt_for_ever(void) {
     float x[N] = { 1, 1, 1, INFINITY, 1, 1 };
     mixp_scaler_desc s;
     mixp_result last = MIXP_OK;
-    int i;
     rig r;
     rig_open(&r, MIXP_F32);
     memset(&s, 0, sizeof s);
@@ -640,7 +612,7 @@ static void test_spoilt_for_ever(void) {
     s.max_floor_skips = 3;
     r.scaler = mixp_scaler_new(r.ctx, &s);
     set(&r, first);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         begin(&r);
         walk(&r, 0, 1);
         mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x));
@@ -701,23 +673,21 @@ static course carry(const cell *c, int f16) {
     mixp_tensor *w[2], *h = mixp_buffer(ctx, "h", MIXP_F32, 2, state), *loss = NULL;
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_scaler_desc desc;
-    mixp_scaler *scaler;
     unsigned random = 1;
-    int step, i;
     course end;
     memset(&end, 0, sizeof end);
     memset(&desc, 0, sizeof desc);
     desc.init_scale = c->init_scale;
-    scaler = mixp_scaler_new(ctx, &desc);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &desc);
     w[0] = mixp_param(ctx, "wx", MIXP_F32, 2, square);
     w[1] = mixp_param(ctx, "wh", MIXP_F32, 2, square);
     mixp_init_normal(w[0], 0, 0.3);
     mixp_init_normal(w[1], 0, 0.1);
     mixp_optimizer_add_all(opt, "w*");
     mixp_guard_start(ctx, NULL);
-    for (step = 0; step < 60; step++) {
+    for (int step = 0; step < 60; step++) {
         float x[B * H], held[B * H];
-        for (i = 0; i < B * H; i++) {
+        for (int i = 0; i < B * H; i++) {
             random = random * 1664525u + 1013904223u;
             x[i] = (float)(random >> 8) / 16777216.0f * (step == 30 ? c->largest : 1.0f);
         }
@@ -736,7 +706,7 @@ static course carry(const cell *c, int f16) {
         } while (mixp_retry(scaler, 5));
         end.applied += mixp_scaler_verdict(scaler).outcome == MIXP_STEP_APPLIED;
         mixp_read(h, held, MIXP_F32, B * H);
-        for (i = 0; i < B * H; i++) CHECK(held[i] - held[i] == 0.0f);
+        for (int i = 0; i < B * H; i++) CHECK(held[i] - held[i] == 0.0f);
         end.loss = mixp_item(loss);
     }
     end.scale = mixp_scaler_loss_scale(scaler);
@@ -836,19 +806,16 @@ static void test_retry_loss_spoilt(void) {
 /* A frozen parameter that a repeated step reads and writes gets a warning; one that is only written
  * (a loss kept for later), or written after the update, does not. */
 static void test_frozen_parameter(void) {
-    int kind;
-    for (kind = 0; kind < 3; kind++) {
-        mixp_tensor *h, *copy;
-        int step;
+    for (int kind = 0; kind < 3; kind++) {
         rig r;
         rig_open(&r, MIXP_F32);
-        h = mixp_param(r.ctx, "h", MIXP_F32, 1, six);
+        mixp_tensor *h = mixp_param(r.ctx, "h", MIXP_F32, 1, six);
         mixp_tensor_set_requires_grad(h, 0);
-        for (step = 0; step < 3; step++)
+        for (int step = 0; step < 3; step++)
             do {
                 begin(&r);
                 walk(&r, 0, 1);
-                copy = kind == 1 ? mixp_full(r.ctx, MIXP_F32, 1, six, 1) : mixp_scale(r.ctx, h, 2);
+                mixp_tensor *copy = kind == 1 ? mixp_full(r.ctx, MIXP_F32, 1, six, 1) : mixp_scale(r.ctx, h, 2);
                 if (kind < 2) mixp_copy(h, copy);
                 end(&r);
                 if (kind == 2) mixp_copy(h, copy);
@@ -861,7 +828,6 @@ static void test_frozen_parameter(void) {
 
 static void test_mistakes(void) {
     const int64_t bad[1] = { 0 };
-    mixp_tensor *w;
     rig r;
     rig_open(&r, MIXP_F32);
     refused(r.ctx, mixp_buffer(r.ctx, "state", MIXP_F32, 1, six) != NULL, MIXP_ERR_ARGUMENT, "taken");
@@ -876,7 +842,7 @@ static void test_mistakes(void) {
             "not a buffer");
     refused(r.ctx, mixp_buffer_set_ranks(r.buffer, (mixp_buffer_ranks)7) == MIXP_OK,
             MIXP_ERR_ARGUMENT, "mixp_buffer_ranks");
-    w = mixp_buffer(r.ctx, "counts", MIXP_I64, 1, six);
+    mixp_tensor *w = mixp_buffer(r.ctx, "counts", MIXP_I64, 1, six);
     refused(r.ctx, mixp_buffer_set_ranks(w, MIXP_BUFFER_MEAN) == MIXP_OK, MIXP_ERR_ARGUMENT, "mean");
     CHECK_INT(mixp_buffer_set_ranks(w, MIXP_BUFFER_RANK_0), MIXP_OK);
     CHECK(mixp_buffer(NULL, "x", MIXP_F32, 1, six) == NULL);
@@ -918,22 +884,18 @@ static void test_memory_refused(void) {
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context_desc d;
     rig r;
-    int way;
-    for (way = 0; way < 3; way++) {
+    for (int way = 0; way < 3; way++) {
         float zeros[N] = { 0, 0, 0, 0, 0, 0 };
-        mixp_tensor *x;
-        uint64_t version;
-        mixp_result got;
         memset(&d, 0, sizeof d);
         d.allocate = allocate;
         d.release = release;
         rig_open_with(&r, &d, &sgd, MIXP_F32);
         set(&r, first);
         begin(&r);
-        x = mixp_input(r.ctx, MIXP_F32, 1, six, zeros);
-        version = r.buffer->version;
+        mixp_tensor *x = mixp_input(r.ctx, MIXP_F32, 1, six, zeros);
+        uint64_t version = r.buffer->version;
         refuse = 1;
-        got = way == 0 ? mixp_copy(r.buffer, x) : way == 1 ? mixp_fill(r.buffer, 0)
+        mixp_result got = way == 0 ? mixp_copy(r.buffer, x) : way == 1 ? mixp_fill(r.buffer, 0)
                                                          : mixp_write(r.buffer, zeros, MIXP_F32, N);
         refuse = 0;
         CHECK_INT(got, MIXP_ERR_MEMORY);
@@ -951,10 +913,9 @@ static void test_memory_refused(void) {
 /* After the first step with a write, none allocates. */
 static void test_allocations(void) {
     int64_t made = 0;
-    int step;
     rig r;
     rig_open(&r, MIXP_F32);
-    for (step = 0; step < 10; step++) {
+    for (int step = 0; step < 10; step++) {
         begin(&r);
         walk(&r, 0, step % 3 ? 1.0f : INFINITY);
         set(&r, step % 2 ? first : second);
@@ -997,10 +958,9 @@ static void test_without_kernel(void) {
 static void test_many_buffers(void) {
     enum { MANY = 40 };
     mixp_tensor *all[MANY];
-    int i;
     rig r;
     rig_open(&r, MIXP_F32);
-    for (i = 0; i < MANY; i++) {
+    for (int i = 0; i < MANY; i++) {
         char name[16];
         snprintf(name, sizeof name, "s%d", i);
         all[i] = mixp_buffer(r.ctx, name, MIXP_F32, 1, six);
@@ -1008,9 +968,9 @@ static void test_many_buffers(void) {
     }
     begin(&r);
     walk(&r, 0, INFINITY);
-    for (i = 0; i < MANY; i += 1 + i % 2) mixp_write(all[i], second, MIXP_F64, N);
+    for (int i = 0; i < MANY; i += 1 + i % 2) mixp_write(all[i], second, MIXP_F64, N);
     end(&r);
-    for (i = 0; i < MANY; i++) is(all[i], first);
+    for (int i = 0; i < MANY; i++) is(all[i], first);
     rig_close(&r, 0);
 }
 

@@ -123,11 +123,10 @@ static void memory_is_not_scattered(void) {
 /* The step's model and roofline in ms on a GPU. */
 static ledger_line step_on(const char *gpu, int level, int epilogues) {
     ledger_config c = ledger_gpt2(MIXP_BF16, level);
-    ledger_line sum;
     c.epilogues = epilogues;
     ledger_on = ledger_gpu_of(gpu);
     CHECK_INT(ledger_run(&c, NULL).error[0], 0);
-    sum = ledger.sum;
+    ledger_line sum = ledger.sum;
     ledger_on = &ledger_gpus[0];
     return sum;
 }

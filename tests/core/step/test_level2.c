@@ -22,23 +22,20 @@ static void test_low_copies(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_tensor *t = mixp_view(ctx, "w", MIXP_F32, 1, n, w);
-    mixp_tensor *f16, *bf16;
-    int i, step;
-    for (i = 0; i < N; i++) w[i] = uniform();
+    for (int i = 0; i < N; i++) w[i] = uniform();
     CHECK_INT(mixp_optimizer_add(opt, t, mixp_view(ctx, "g", MIXP_F32, 1, n, g)), MIXP_OK);
-    f16 = mixp_tensor_low(t, MIXP_F16);
-    bf16 = mixp_tensor_low(t, MIXP_BF16);
+    mixp_tensor *f16 = mixp_tensor_low(t, MIXP_F16);
+    mixp_tensor *bf16 = mixp_tensor_low(t, MIXP_BF16);
     CHECK(f16 && f16->dtype == MIXP_F16 && f16->count == N && bf16 && bf16->dtype == MIXP_BF16);
     mixp_autocast_reset_counts(ctx);
-    for (step = 0; step < 3; step++) {
-        const uint16_t *low;
-        for (i = 0; i < N; i++) g[i] = uniform();
+    for (int step = 0; step < 3; step++) {
+        for (int i = 0; i < N; i++) g[i] = uniform();
         CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
         CHECK(mixp_tensor_low(t, MIXP_F16) == f16 && mixp_tensor_low(t, MIXP_BF16) == bf16);
-        low = (const uint16_t *)f16->data;
-        for (i = 0; i < N; i++) CHECK_INT(low[i], mixp_f16_from_f32(w[i]).bits);
+        const uint16_t *low = (const uint16_t *)f16->data;
+        for (int i = 0; i < N; i++) CHECK_INT(low[i], mixp_f16_from_f32(w[i]).bits);
         low = (const uint16_t *)bf16->data;
-        for (i = 0; i < N; i++) CHECK_INT(low[i], mixp_bf16_from_f32(w[i]).bits);
+        for (int i = 0; i < N; i++) CHECK_INT(low[i], mixp_bf16_from_f32(w[i]).bits);
     }
     CHECK_INT(mixp_autocast_casts(ctx).weight_casts, 0);
     w[0] = 5.0f;                        /* behind the library's back: until it is told */
@@ -79,19 +76,17 @@ typedef struct matrix { uint32_t data[MOST]; double value[MOST]; mixp_dtype dtyp
 
 static void matrix_fill(matrix *a, mixp_dtype dtype) {
     float x[MOST], back[MOST];
-    int i;
-    for (i = 0; i < MOST; i++) x[i] = uniform();
+    for (int i = 0; i < MOST; i++) x[i] = uniform();
     a->dtype = dtype;
     mixp_convert(a->data, dtype, x, MIXP_F32, MOST);
     mixp_convert(back, MIXP_F32, a->data, dtype, MOST);
-    for (i = 0; i < MOST; i++) a->value[i] = (double)back[i];
+    for (int i = 0; i < MOST; i++) a->value[i] = (double)back[i];
 }
 
 static void one_product(mixp_context *ctx, int trans_a, int trans_b, int accumulate, int kind) {
     matrix a, b, c, bias;
     mixp_gemm_args g;
     double got[MOST];
-    int i, j, k;
     matrix_fill(&a, reals[kind % 3]);
     matrix_fill(&b, reals[kind / 3 % 3]);
     matrix_fill(&c, MIXP_F32);
@@ -116,10 +111,10 @@ static void one_product(mixp_context *ctx, int trans_a, int trans_b, int accumul
     g.ldc = N;
     CHECK_INT(mixp_gemm(ctx, &g), MIXP_OK);
     mixp_convert(got, MIXP_F64, c.data, MIXP_F32, M * N);
-    for (i = 0; i < M; i++)
-        for (j = 0; j < N; j++) {
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
             double want = bias.value[j] + (accumulate ? c.value[i * N + j] : 0.0);
-            for (k = 0; k < K; k++)
+            for (int k = 0; k < K; k++)
                 want += 0.5 * a.value[trans_a ? k * M + i : i * (K + 1) + k] *
                         b.value[trans_b ? j * K + k : k * N + j];
             CHECK_NEAR(got[i * N + j], want, 1e-5);
@@ -128,8 +123,7 @@ static void one_product(mixp_context *ctx, int trans_a, int trans_b, int accumul
 
 static void test_products(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    int i;
-    for (i = 0; i < 72; i++) one_product(ctx, i & 1, i >> 1 & 1, i >> 2 & 1, i >> 3);
+    for (int i = 0; i < 72; i++) one_product(ctx, i & 1, i >> 1 & 1, i >> 2 & 1, i >> 3);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
 }
@@ -176,17 +170,14 @@ static void test_the_scale_where_it_lies(void) {
     static const int64_t one[1] = { 1 };
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler_desc d;
-    mixp_scaler *scaler, *off;
     mixp_optimizer *opt = new_sgd(ctx);
-    const float *scale;
-    int i;
     memset(&d, 0, sizeof d);
     d.growth_interval = 2;
-    scaler = mixp_scaler_new(ctx, &d);
-    scale = mixp_scaler_loss_scale_data(scaler);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
+    const float *scale = mixp_scaler_loss_scale_data(scaler);
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, one, w),
                                  mixp_view(ctx, "g", MIXP_F32, 1, one, g)), MIXP_OK);
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         static const float want[6] = { 65536, 65536, 131072, 65536, 65536, 131072 };
         CHECK_NEAR(*scale, want[i], 0.0);
         CHECK_NEAR(mixp_scaler_loss_scale(scaler), want[i], 0.0);
@@ -197,7 +188,7 @@ static void test_the_scale_where_it_lies(void) {
     CHECK_INT(mixp_scaler_update_to(scaler, 8.0f), MIXP_OK);
     CHECK_NEAR(*scale, 8.0, 0.0);
     d.disabled = 1;
-    off = mixp_scaler_new(ctx, &d);
+    mixp_scaler *off = mixp_scaler_new(ctx, &d);
     CHECK_NEAR(*mixp_scaler_loss_scale_data(off), 1.0, 0.0);
     CHECK(mixp_scaler_loss_scale_data(NULL) == NULL);
     mixp_context_free(ctx);
@@ -207,22 +198,19 @@ static void test_a_batch_that_is_there(void) {
     static const int64_t shape[2] = { 2, 3 };
     static float x[6] = { 1, -2, 3, -4, 5, -6 };
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_memory before;
-    mixp_tensor *t, *y;
     float back[6];
-    int i;
     mixp_step_begin(ctx);
     mixp_relu(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x));
     mixp_step_begin(ctx);
-    before = mixp_context_memory(ctx);
-    t = mixp_input_view(ctx, MIXP_F32, 2, shape, x);
+    mixp_memory before = mixp_context_memory(ctx);
+    mixp_tensor *t = mixp_input_view(ctx, MIXP_F32, 2, shape, x);
     CHECK(t && t->data == (void *)x && t->count == 6);
     CHECK_INT(mixp_context_memory(ctx).used, before.used);      /* nothing is copied */
     CHECK_INT(mixp_tensor_set_requires_grad(t, 1), MIXP_OK);
-    y = mixp_relu(ctx, t);
+    mixp_tensor *y = mixp_relu(ctx, t);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(t->grad, back, MIXP_F32, 6), MIXP_OK);
-    for (i = 0; i < 6; i++) CHECK_NEAR(back[i], x[i] > 0.0f, 0.0);
+    for (int i = 0; i < 6; i++) CHECK_NEAR(back[i], x[i] > 0.0f, 0.0);
     mixp_step_begin(ctx);
     refused(ctx, !mixp_relu(ctx, t), MIXP_ERR_ORDER, "recycled");
     CHECK_NEAR(x[3], -4.0, 0.0);

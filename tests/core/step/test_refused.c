@@ -34,9 +34,8 @@ static void hear(training *t, mixp_result r) { t->told |= r != MIXP_OK; }
 
 static mixp_tensor *matrix(training *t, const char *name, mixp_dtype dtype, int64_t rows) {
     int64_t shape[2] = { 0, D };
-    mixp_tensor *p;
     shape[0] = rows;
-    p = rows ? mixp_param(t->ctx, name, dtype, 2, shape) : mixp_param(t->ctx, name, dtype, 1, shape + 1);
+    mixp_tensor *p = rows ? mixp_param(t->ctx, name, dtype, 2, shape) : mixp_param(t->ctx, name, dtype, 1, shape + 1);
     if (p) hear(t, mixp_init_uniform(p, -0.2, 0.2));
     return p;
 }
@@ -143,45 +142,41 @@ static mixp_tensor *training_loss(training *t, int kind) {
     static const int64_t shape[2] = { B, T };
     static const int32_t targets[B * T] = { 2, 3, 0, 7 };
     mixp_context *ctx = t->ctx;
-    mixp_tensor *h, *logits;
     if (kind == 3) return training_others(t);
-    h = training_hidden(t);
+    mixp_tensor *h = training_hidden(t);
     if (kind == 0) return mixp_mean(ctx, mixp_mul(ctx, h, h), MIXP_ALL, 0);
     if (kind == 1)
         return mixp_linear_cross_entropy(ctx, h, t->table, mixp_input(ctx, MIXP_I32, 2, shape, targets),
                                          -1, 3);
-    logits = mixp_linear(ctx, h, t->table, NULL);
+    mixp_tensor *logits = mixp_linear(ctx, h, t->table, NULL);
     if (kind == 2) return mixp_mean(ctx, mixp_max(ctx, logits, -1, 0), MIXP_ALL, 0);
     return mixp_cross_entropy(ctx, logits, mixp_input(ctx, MIXP_I32, 2, shape, targets), -1);
 }
 
 static mixp_tensor *compared(mixp_context *ctx, void *user) {
     training *t = (training *)user;
-    mixp_tensor *h;
     (void)ctx;
-    h = mixp_linear(t->ctx, t->table, t->w, t->bias);
+    mixp_tensor *h = mixp_linear(t->ctx, t->table, t->w, t->bias);
     return mixp_mean(t->ctx, mixp_mul(t->ctx, h, h), MIXP_ALL, 0);
 }
 
 static void training_step(training *t, int kind, int careful) {
     mixp_autocast region = { MIXP_F16, 2, NULL };
-    mixp_tensor *loss;
-    int o;
     hear(t, mixp_step_begin(t->ctx));
     const int opened = mixp_autocast_open_with(t->ctx, &region);
     hear(t, opened < 0 ? MIXP_ERR_MEMORY : MIXP_OK);
-    loss = training_loss(t, kind);
+    mixp_tensor *loss = training_loss(t, kind);
     mixp_autocast_close(t->ctx, opened);
     hear(t, mixp_optimizer_set_loss(t->opt[0], loss));
     hear(t, mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss)));
     hear(t, mixp_fill(t->buffer, kind));
-    for (o = 0; o < OPTIMIZERS; o++) {
+    for (int o = 0; o < OPTIMIZERS; o++) {
         if (careful) hear(t, mixp_scaler_unscale(t->scaler, t->opt[o]));
         if (careful) hear(t, mixp_clip_grad_norm(t->opt[o], 0.5));
         hear(t, mixp_scaler_step(t->scaler, t->opt[o]));
     }
     hear(t, mixp_scaler_update(t->scaler));
-    for (o = 0; o < OPTIMIZERS; o++) hear(t, mixp_zero_grad(t->opt[o]));
+    for (int o = 0; o < OPTIMIZERS; o++) hear(t, mixp_zero_grad(t->opt[o]));
 }
 
 static void training_all(training *t) {
@@ -225,13 +220,12 @@ static int training_is_whole(const training *t) {
 /* A run of it with requests from `from` on refused, `most` of them; 0: there were not so many. */
 static int run_refused(int far, long from, long most) {
     training t;
-    int hit;
     memset(&requests, 0, sizeof requests);
     requests.refuse = from;
     requests.most = most;
     training_make(&t, far);
     if (t.ctx && mixp_context_error(t.ctx, NULL) == MIXP_OK) training_all(&t);
-    hit = requests.refused > 0;
+    int hit = requests.refused > 0;
     requests.refuse = -1;
     /* Whoever asks the context alone hears of it, too. */
     if (hit && t.ctx && mixp_context_error(t.ctx, NULL) == MIXP_OK) {

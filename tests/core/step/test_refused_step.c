@@ -71,7 +71,6 @@ static training training_make(const config *c, int far) {
     const mixp_optimizer_desc how = desc_of(c);
     mixp_context_desc desc;
     training t;
-    int i;
     memset(&t, 0, sizeof t);
     memset(&requests, 0, sizeof requests);
     requests.refuse = -1;
@@ -84,7 +83,7 @@ static training training_make(const config *c, int far) {
     desc.release = host_release;
     desc.threads = 1;
     t.ctx = mixp_context_new(&desc);
-    for (i = 0; i < PARAMS; i++) {
+    for (int i = 0; i < PARAMS; i++) {
         t.w[i] = matrix(&t, 'w', i, c->weights);
         t.g[i] = matrix(&t, 'g', i, i % 2 ? c->weights : MIXP_F32);
         mixp_init_normal(t.w[i], 0.0, 0.5);
@@ -99,10 +98,9 @@ static training training_make(const config *c, int far) {
 static mixp_result fill(training *t, int inf) {
     const double scale = (double)mixp_scaler_loss_scale(t->scaler);
     static float values[MOST];
-    int i, k;
-    for (i = 0; i < PARAMS; i++) {
+    for (int i = 0; i < PARAMS; i++) {
         const int n = (int)t->g[i]->count;
-        for (k = 0; k < n; k++) values[k] = (float)(scale / 65536.0 * ((k * 37 + t->filled * 11 + i) % 101 - 50));
+        for (int k = 0; k < n; k++) values[k] = (float)(scale / 65536.0 * ((k * 37 + t->filled * 11 + i) % 101 - 50));
         if (inf && i == 0) values[5] = (float)HUGE_VAL;
         if (mixp_write(t->g[i], values, MIXP_F32, n) != MIXP_OK) return MIXP_ERR_DEVICE;
     }
@@ -145,8 +143,7 @@ static mixp_result make_call(training *t, call what) {
 
 static uint64_t mixed(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *p = (const unsigned char *)data;
-    size_t i;
-    for (i = 0; i < bytes; i++) hash = (hash ^ p[i]) * 1099511628211u;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ p[i]) * 1099511628211u;
     return hash;
 }
 
@@ -172,13 +169,12 @@ static uint64_t state_of(training *t) {
     const int64_t applied = mixp_optimizer_applied(t->opt);
     uint64_t hash = mixed(1469598103934665603u, &applied, sizeof applied);
     mixp_scaler_saved saved;
-    int i, kind;
-    for (i = 0; i < PARAMS; i++) {
+    for (int i = 0; i < PARAMS; i++) {
         CHECK_INT(mixp_read(t->w[i], values, MIXP_F32, t->w[i]->count), MIXP_OK);
         hash = mixed(hash, values, (size_t)t->w[i]->count * sizeof *values);
         CHECK_INT(mixp_read(t->g[i], values, MIXP_F32, t->g[i]->count), MIXP_OK);
         hash = mixed(hash, values, (size_t)t->g[i]->count * sizeof *values);
-        for (kind = MIXP_STATE_M; kind <= MIXP_STATE_EMA; kind++)
+        for (int kind = MIXP_STATE_M; kind <= MIXP_STATE_EMA; kind++)
             if (i < t->added) hash = mixed_state(hash, t, i, (mixp_state_kind)kind);
     }
     if (t->buffer) {
@@ -200,8 +196,7 @@ typedef struct record {
 
 static void record_run(const config *c, int far, record *out) {
     training t = training_make(c, far);
-    int i;
-    for (i = 0; i < SCRIPT; i++) {
+    for (int i = 0; i < SCRIPT; i++) {
         const long before = requests.made;
         out->before[i] = state_of(&t);
         requests.made = before;
@@ -216,18 +211,16 @@ static void record_run(const config *c, int far, record *out) {
 /* Refuses the n-th request of call number `at`. */
 static void run_refused(const config *c, int far, const record *undisturbed, int at, long n) {
     training t = training_make(c, far);
-    mixp_result r;
-    int i, same, right;
-    for (i = 0; i < at; i++) make_call(&t, script[i]);
+    for (int i = 0; i < at; i++) make_call(&t, script[i]);
     requests.made = 0;
     requests.refuse = n;
-    r = make_call(&t, script[at]);
+    mixp_result r = make_call(&t, script[at]);
     requests.refuse = -1;
     mixp_context_clear_error(t.ctx);
-    same = r == MIXP_OK || state_of(&t) == undisturbed->before[at];
+    int same = r == MIXP_OK || state_of(&t) == undisturbed->before[at];
     if (r != MIXP_OK) r = make_call(&t, script[at]);
-    right = r == MIXP_OK && state_of(&t) == undisturbed->before[at + 1];
-    for (i = at + 1; i < SCRIPT; i++) right &= make_call(&t, script[i]) == MIXP_OK;
+    int right = r == MIXP_OK && state_of(&t) == undisturbed->before[at + 1];
+    for (int i = at + 1; i < SCRIPT; i++) right &= make_call(&t, script[i]) == MIXP_OK;
     right &= state_of(&t) == undisturbed->before[SCRIPT];
     CHECK(same);
     CHECK(right);
@@ -241,9 +234,8 @@ static void each_request(const config *c, int far) {
     record undisturbed;
     const long step = getenv("MIXPREC_TEST_QUICK") ? 7 : 1;
     long n, all = 0;
-    int at;
     record_run(c, far, &undisturbed);
-    for (at = 0; at < SCRIPT; at++)
+    for (int at = 0; at < SCRIPT; at++)
         for (n = 0; n < undisturbed.asked[at]; n += step, all++) run_refused(c, far, &undisturbed, at, n);
     CHECK(all > 10);
 }
@@ -272,8 +264,7 @@ static const config configs[] = {
 };
 
 static void each_optimizer(int far) {
-    size_t i;
-    for (i = 0; i < sizeof configs / sizeof *configs; i++) each_request(&configs[i], far);
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) each_request(&configs[i], far);
 }
 
 static void on_the_host(void) { each_optimizer(0); }

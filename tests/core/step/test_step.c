@@ -19,13 +19,12 @@ static rig rig_open(void) {
     mixp_scaler_desc d;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     rig r;
-    int i;
     memset(&d, 0, sizeof d);
     d.init_scale = 256.0f;
     d.growth_interval = 1;
     sgd.lr = 0.25;
     r.ctx = mixp_context_new(NULL);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         r.s[i] = mixp_scaler_new(r.ctx, &d);
         r.w[i] = mixp_param(r.ctx, i ? "b" : "a", MIXP_F32, 1, one);
         r.opt[i] = mixp_optimizer_new(r.ctx, &sgd);
@@ -139,8 +138,7 @@ static void test_own_scale(void) {
 /* What the refusal says to do: the generator accumulates by a scaler of its own. */
 static void test_a_scaler_of_its_own(void) {
     rig r = rig_open();
-    int i;
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         mixp_step_begin(r.ctx);
         CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
         scaled_backward(&r, 0, 0);
@@ -158,8 +156,7 @@ static void test_a_scaler_of_its_own(void) {
 /* A critic that updates each time, a generator that accumulates over two: the scale has grown. */
 static void test_two_scales_in_one_sum(void) {
     rig r = rig_open();
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
         scaled_backward(&r, 0, 0);
         scaled_backward(&r, 0, 1);
@@ -179,12 +176,11 @@ static void test_two_scales_in_one_sum(void) {
 static void test_one_scale_in_a_sum(void) {
     mixp_scaler_desc d;
     rig r = rig_open();
-    int i;
     memset(&d, 0, sizeof d);
     d.rule = MIXP_RULE_STATIC;
     d.init_scale = 64.0f;
     r.s[1] = mixp_scaler_new(r.ctx, &d);
-    for (i = 0; i < 20; i++) {
+    for (int i = 0; i < 20; i++) {
         CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
         scaled_backward(&r, 1, 0);
         scaled_backward(&r, 1, 1);
@@ -235,12 +231,10 @@ static void test_a_sum_across_a_skip(void) {
 
 /* So many scales are remembered, and no more. */
 static void test_scales_remembered(void) {
-    int more;
-    for (more = 0; more < 2; more++) {
+    for (int more = 0; more < 2; more++) {
         rig r = rig_open();
-        int i;
         scaled_backward(&r, 0, 1);
-        for (i = 0; i < MIXP_PAST_SCALES + more; i++)
+        for (int i = 0; i < MIXP_PAST_SCALES + more; i++)
             CHECK_INT(mixp_scaler_update_to(r.s[0], ldexpf(1.0f, i % 7)), MIXP_OK);
         if (more) refused(&r, mixp_scaler_step(r.s[0], r.opt[1]), "was scaled too long ago");
         else CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
@@ -279,9 +273,8 @@ static void test_true_joins_unscaled(void) {
 static void test_shared_gradient_is_unscaled_once(void) {
     rig r = rig_open();
     mixp_optimizer_desc d = mixp_sgd_defaults();
-    mixp_optimizer *second;
     d.lr = 0.5;
-    second = mixp_optimizer_new(r.ctx, &d);
+    mixp_optimizer *second = mixp_optimizer_new(r.ctx, &d);
     CHECK_INT(mixp_optimizer_add(second, r.w[0], NULL), MIXP_OK);
     scaled_backward(&r, 0, 0);
     CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
@@ -292,8 +285,7 @@ static void test_shared_gradient_is_unscaled_once(void) {
 
 /* A static scaler takes the gradients of an unscaled loss as they are, whatever its scale. */
 static void test_static_takes_true_gradients(void) {
-    int unscale;
-    for (unscale = 0; unscale < 2; unscale++) {
+    for (int unscale = 0; unscale < 2; unscale++) {
         mixp_scaler_desc d;
         rig r = rig_open();
         memset(&d, 0, sizeof d);
@@ -328,13 +320,11 @@ static void test_views(void) {
     mixp_optimizer_desc d = mixp_sgd_defaults();
     float g = 0.0f;
     rig r = rig_open();
-    mixp_optimizer *opt;
     mixp_tensor *view = mixp_view(r.ctx, "g", MIXP_F32, 1, one, &g);
-    int i;
     d.lr = 0.25;
-    opt = mixp_optimizer_new(r.ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(r.ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, r.w[0], view), MIXP_OK);
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         g = mixp_scaler_loss_scale(r.s[0]);
         if (i % 2) {
             CHECK_INT(mixp_scaler_unscale(r.s[0], opt), MIXP_OK);
@@ -373,19 +363,15 @@ static int step_with_refusal(int at) {
     refusal memory = { 0, 0 };
     mixp_context_desc d;
     mixp_optimizer_desc adam = mixp_adam_defaults();
-    mixp_context *ctx;
-    mixp_optimizer *opt;
-    mixp_tensor *w, *rest;
-    int all;
     memset(&d, 0, sizeof d);
     d.allocate = scarce;
     d.release = gives;
     d.user = &memory;
     adam.lr = 0.25;
-    ctx = mixp_context_new(&d);
-    opt = mixp_optimizer_new(ctx, &adam);
-    w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
-    rest = mixp_param(ctx, "rest", MIXP_F32, 1, shape);
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adam);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
+    mixp_tensor *rest = mixp_param(ctx, "rest", MIXP_F32, 1, shape);
     mixp_fill(w, 1.0);
     mixp_optimizer_add(opt, w, NULL);
     mixp_optimizer_add(opt, rest, NULL);
@@ -394,7 +380,7 @@ static int step_with_refusal(int at) {
     mixp_backward(ctx, mixp_sum(ctx, mixp_slice(ctx, w, 0, 0, MANY), MIXP_ALL, 0));
     memory.on = 1;
     memory.left = at;
-    all = mixp_optimizer_step(opt) == MIXP_OK;
+    int all = mixp_optimizer_step(opt) == MIXP_OK;
     memory.on = 0;
     if (!all) {
         mixp_read(w, got, MIXP_F32, MANY);
@@ -425,7 +411,6 @@ static void test_clip_that_only_measures(void) {
     static const int64_t four[1] = { 4 };
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler_desc d;
-    mixp_scaler *s;
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, four);
     const char *why;
@@ -433,7 +418,7 @@ static void test_clip_that_only_measures(void) {
     memset(&d, 0, sizeof d);
     d.rule = MIXP_RULE_STATIC;
     d.init_scale = 1.0f;
-    s = mixp_scaler_new(ctx, &d);
+    mixp_scaler *s = mixp_scaler_new(ctx, &d);
     mixp_optimizer_add(opt, w, NULL);
     mixp_step_begin(ctx);
     CHECK_INT(mixp_backward(ctx, mixp_scaler_scale(s, mixp_sum(ctx, mixp_mul(

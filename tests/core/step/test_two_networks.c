@@ -29,7 +29,6 @@ static void gan_open(gan *m, int scalers) {
     static const char *const part[2] = { "d.*", "g.*" };
     mixp_optimizer_desc adam = mixp_adam_defaults();
     mixp_scaler_desc d;
-    int i;
     memset(m, 0, sizeof *m);
     memset(&d, 0, sizeof d);
     d.init_scale = 1024;
@@ -39,7 +38,7 @@ static void gan_open(gan *m, int scalers) {
     m->d2 = weight(m, "d.2", 1, WIDTH);
     m->g1 = weight(m, "g.1", WIDTH, NOISE);
     m->g2 = weight(m, "g.2", 2, WIDTH);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         m->opt[i] = mixp_optimizer_new(m->ctx, &adam);
         CHECK_INT(mixp_optimizer_add_all(m->opt[i], part[i]), MIXP_OK);
         m->scaler[i] = i < scalers ? mixp_scaler_new(m->ctx, &d) : m->scaler[0];
@@ -47,9 +46,8 @@ static void gan_open(gan *m, int scalers) {
 }
 
 static void next_batch(gan *m, int round) {
-    int i;
-    for (i = 0; i < 2 * ROWS; i++) m->real[i] = (float)((i * 37 + round * 11) % 23) / 23.0f + 1.0f;
-    for (i = 0; i < NOISE * ROWS; i++) m->noise[i] = (float)((i * 29 + round * 7) % 31 - 15) / 15.0f;
+    for (int i = 0; i < 2 * ROWS; i++) m->real[i] = (float)((i * 37 + round * 11) % 23) / 23.0f + 1.0f;
+    for (int i = 0; i < NOISE * ROWS; i++) m->noise[i] = (float)((i * 29 + round * 7) % 31 - 15) / 15.0f;
 }
 
 static mixp_tensor *fake_of(gan *m) {
@@ -138,31 +136,27 @@ static void round_of_one_step(gan *m) {
 static double distance(gan *m) {
     double off[2] = { 0, 0 };
     float made[2 * ROWS];
-    int i;
     mixp_eval_begin(m->ctx);
     MIXP_NO_GRAD(m->ctx) mixp_read(fake_of(m), made, MIXP_F32, 2 * ROWS);
-    for (i = 0; i < 2 * ROWS; i++) off[i % 2] += ((double)made[i] - (double)m->real[i]) / ROWS;
+    for (int i = 0; i < 2 * ROWS; i++) off[i % 2] += ((double)made[i] - (double)m->real[i]) / ROWS;
     return fabs(off[0]) + fabs(off[1]);
 }
 
 static int64_t read_weights(gan *m, float *weights) {
     mixp_tensor *const all[4] = { m->d1, m->d2, m->g1, m->g2 };
     int64_t at = 0;
-    int i;
-    for (i = 0; i < 4; at += all[i++]->count) mixp_read(all[i], weights + at, MIXP_F32, all[i]->count);
+    for (int i = 0; i < 4; at += all[i++]->count) mixp_read(all[i], weights + at, MIXP_F32, all[i]->count);
     return at;
 }
 
 /* form 0: two steps, two scalers; 1: one scaler; 2: one scaler, one update; 3: one step, two scalers. */
 static void train(int form, float *weights) {
     gan m;
-    double before;
     const char *why = "";
-    int i;
     gan_open(&m, form == 1 || form == 2 ? 1 : 2);
     next_batch(&m, 0);
-    before = distance(&m);
-    for (i = 0; i < ROUNDS; i++) {
+    double before = distance(&m);
+    for (int i = 0; i < ROUNDS; i++) {
         next_batch(&m, i);
         if (form == 3) round_of_one_step(&m);
         else round_of_two_steps(&m, form == 2);
@@ -178,9 +172,8 @@ static void train(int form, float *weights) {
 
 static void four_forms_of_one_training(void) {
     static float first[WEIGHTS], other[WEIGHTS];
-    int form;
     train(0, first);
-    for (form = 1; form < 4; form++) {
+    for (int form = 1; form < 4; form++) {
         train(form, other);
         CHECK(memcmp(first, other, sizeof first) == 0);
     }
@@ -213,10 +206,9 @@ static void train_with_retries(int scalers, int bad, float *weights) {
  * is, with a scaler each and with one for both: the end has the bits of a training without a skip. */
 static void a_step_of_one_network_is_repeated(void) {
     static float first[WEIGHTS], other[WEIGHTS];
-    int bad, scalers;
     train_with_retries(2, 0, first);
-    for (scalers = 1; scalers < 3; scalers++)
-        for (bad = 1; bad < 4; bad++) {
+    for (int scalers = 1; scalers < 3; scalers++)
+        for (int bad = 1; bad < 4; bad++) {
             train_with_retries(scalers, bad, other);
             CHECK(memcmp(first, other, sizeof first) == 0);
         }

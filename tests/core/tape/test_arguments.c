@@ -40,10 +40,9 @@ static mixp_tensor *no_loss(mixp_context *ctx, void *user) {
 static void no_context(void) {
     const mixp_autocast half = { MIXP_F16, 1, NULL };
     mixp_gemm_args gemm;
-    mixp_memory memory;
     char text[4] = "xyz";
     memset(&gemm, 0, sizeof gemm);
-    memory = mixp_context_memory(NULL);
+    mixp_memory memory = mixp_context_memory(NULL);
     CHECK(memory.used == 0 && memory.peak == 0 && memory.block == 0);
     CHECK(mixp_context_steps(NULL) == 0);
     CHECK_INT(mixp_context_gemm_count(NULL).direct, 0);
@@ -169,14 +168,13 @@ static void devices_that_do_not_begin(void) {
     mixp_device device = *mixp_cpu();
     mixp_context_desc d;
     const char *why;
-    size_t i;
     memset(&d, 0, sizeof d);
     device.attach = odd_attach;
     device.detach = odd_detach;
     d.device = &device;
     d.why = &why;
     detached = 0;
-    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         attach_gives = rows[i].gives;
         CHECK(mixp_context_new(&d) == NULL);
         CHECK_TEXT(why, rows[i].part);
@@ -191,9 +189,6 @@ static void what_a_device_says(void) {
     mixp_device device = *mixp_cpu();
     float memory[16] = { 0 };
     mixp_context_desc d;
-    mixp_optimizer *opt;
-    mixp_scaler *scaler;
-    mixp_context *ctx;
     char text[8] = "";
     memset(&d, 0, sizeof d);
     device.check = odd_check;
@@ -203,7 +198,7 @@ static void what_a_device_says(void) {
     d.device = &device;
     attach_gives = MIXP_OK;
     memory_refused = 0;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     CHECK(mixp_view(ctx, "v", MIXP_F32, 1, four, memory) != NULL);
     memory_refused = 1;
     NOT_MADE(ctx, mixp_view(ctx, NULL, MIXP_F32, 1, four, memory), MIXP_ERR_ARGUMENT, "is not device memory");
@@ -212,8 +207,8 @@ static void what_a_device_says(void) {
     CHECK_INT((int64_t)mixp_context_gemm_choices(ctx, text, sizeof text), 15);
     CHECK_TEXT(text, "A");
     CHECK_INT((int64_t)mixp_context_gemm_choices(ctx, NULL, sizeof text), 7);     /* no room without a place */
-    opt = new_sgd(ctx);
-    scaler = mixp_scaler_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     attach_gives = MIXP_ERR_DEVICE;
     REFUSED(ctx, mixp_scaler_free(scaler), MIXP_ERR_DEVICE, "it is unplugged");
     REFUSED(ctx, mixp_optimizer_free(opt), MIXP_ERR_DEVICE, "it is unplugged");     /* it waits first */
@@ -315,8 +310,7 @@ static void regions(void) {
 static void overrides(void) {
     static mixp_op ops[65];
     mixp_context *ctx = mixp_context_new(NULL);
-    int i;
-    for (i = 0; i < 64; i++) CHECK_INT(mixp_autocast_override(ctx, &ops[i], MIXP_CLASS_LOW), MIXP_OK);
+    for (int i = 0; i < 64; i++) CHECK_INT(mixp_autocast_override(ctx, &ops[i], MIXP_CLASS_LOW), MIXP_OK);
     REFUSED(ctx, mixp_autocast_override(ctx, &ops[64], MIXP_CLASS_LOW), MIXP_ERR_ARGUMENT, "64 operators have an override already");
     CHECK_INT(mixp_autocast_override(ctx, &ops[63], MIXP_CLASS_F32), MIXP_OK);
     mixp_context_free(ctx);
@@ -389,11 +383,10 @@ static void attentions(void) {
     static float zeros[1024];
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_attention_desc d;
-    mixp_tensor *q, *k, *v;
     mixp_step_begin(ctx);
-    q = mixp_input(ctx, MIXP_F32, 4, q_shape, zeros);
-    k = mixp_input(ctx, MIXP_F32, 4, kv, zeros);
-    v = k;
+    mixp_tensor *q = mixp_input(ctx, MIXP_F32, 4, q_shape, zeros);
+    mixp_tensor *k = mixp_input(ctx, MIXP_F32, 4, kv, zeros);
+    mixp_tensor *v = k;
 #define ATTENTION(change, q_, k_, v_)                                                           \
     do { memset(&d, 0, sizeof d); d.kv_heads = 2; change;                                       \
          CHECK(mixp_attention_apply(ctx, q_, k_, v_, &d) == NULL);                              \
@@ -464,11 +457,10 @@ static void scaler_descriptions(void) {
 static void scaler_changes(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler_desc d;
-    mixp_scaler *scaler;
     mixp_scaler_saved saved;
     memset(&d, 0, sizeof d);
     d.rule = MIXP_RULE_PREDICTIVE;
-    scaler = mixp_scaler_new(ctx, &d);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
     memset(&d, 0, sizeof d);
     CHECK_INT(mixp_scaler_change(scaler, &d), MIXP_OK);
     CHECK_INT(mixp_scaler_save(scaler, &saved), MIXP_OK);
@@ -519,10 +511,9 @@ static void disabled_scaler(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler_saved saved;
     mixp_scaler_desc d;
-    mixp_scaler *scaler;
     memset(&d, 0, sizeof d);
     d.disabled = 1;
-    scaler = mixp_scaler_new(ctx, &d);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
     CHECK_NEAR(mixp_scaler_loss_scale(scaler), 1, 0);
     CHECK_INT(mixp_scaler_update_to(scaler, 4), MIXP_OK);
     CHECK_NEAR(mixp_scaler_loss_scale(scaler), 1, 0);
@@ -601,14 +592,13 @@ static void groups(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_param_group g;
-    int i;
     CHECK_INT(mixp_optimizer_group(opt, 0, &g), MIXP_OK);
     REFUSED(ctx, mixp_optimizer_group(opt, 0, NULL), MIXP_ERR_ARGUMENT, "");
     REFUSED(ctx, mixp_optimizer_group(opt, -1, &g), MIXP_ERR_ARGUMENT, "");
     REFUSED(ctx, mixp_optimizer_group(opt, 1, &g), MIXP_ERR_ARGUMENT, "");
     REFUSED(ctx, mixp_optimizer_set_group(opt, -1, &g), MIXP_ERR_ARGUMENT, "no group has this index");
     REFUSED(ctx, mixp_optimizer_set_group(opt, 1, &g), MIXP_ERR_ARGUMENT, "no group has this index");
-    for (i = 1; i < MIXP_MAX_GROUPS; i++) CHECK_INT(mixp_optimizer_add_group(opt, &g), i);
+    for (int i = 1; i < MIXP_MAX_GROUPS; i++) CHECK_INT(mixp_optimizer_add_group(opt, &g), i);
     REFUSED(ctx, mixp_optimizer_add_group(opt, &g) == -1 ? MIXP_ERR_ARGUMENT : MIXP_OK, MIXP_ERR_ARGUMENT,
             "the limit is MIXP_MAX_GROUPS groups");
     CHECK_NEAR(mixp_optimizer_lr(opt, -1), 0, 0);
@@ -649,9 +639,8 @@ static void shared_gradient(void) {
     mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_tensor *g = mixp_view(ctx, "g", MIXP_F32, 1, four, memory);
     mixp_tensor *a = mixp_view(ctx, "a", MIXP_F32, 1, four, memory + 4), *b = mixp_view(ctx, "b", MIXP_F32, 1, four, memory + 8);
-    mixp_optimizer *opt;
     d.zero_grad = 1;
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, a, g), MIXP_OK);
     REFUSED(ctx, mixp_optimizer_add(opt, b, g), MIXP_ERR_ARGUMENT, "shares its gradient");
     CHECK_INT(mixp_optimizer_add(opt, b, mixp_view(ctx, "h", MIXP_F32, 1, four, memory + 12)), MIXP_OK);
@@ -662,14 +651,12 @@ static void losses(void) {
     const float one = 1;
     mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
     mixp_optimizer_desc d = mixp_adamw_defaults();
-    mixp_optimizer *plain, *opt;
-    mixp_tensor *loss;
-    plain = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *plain = mixp_optimizer_new(ctx, &d);
     d.spike.of = MIXP_SPIKE_LOSS;
-    opt = mixp_optimizer_new(ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
     mixp_step_begin(ctx);
     mixp_step_begin(other);
-    loss = mixp_input(ctx, MIXP_F32, 1, one_element, &one);
+    mixp_tensor *loss = mixp_input(ctx, MIXP_F32, 1, one_element, &one);
     CHECK_INT(mixp_optimizer_set_loss(NULL, loss), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_optimizer_set_loss(opt, NULL), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_optimizer_set_loss(opt, loss), MIXP_OK);

@@ -103,11 +103,9 @@ static struct { replaced by; int at; double number; uint32_t bits; long long who
 static mixp_tensor *tensor_of(int rank, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e) {
     float v[256];
     int64_t shape[5];
-    mixp_tensor *t;
-    int i;
     shape[0] = a; shape[1] = b; shape[2] = c; shape[3] = d; shape[4] = e;
-    for (i = 0; i < 256; i++) v[i] = (float)(i * 7 % 11 + 1) / 13.0f;
-    t = mixp_param_named(w.ctx, MIXP_F32, rank, shape, "t%d", w.named++);
+    for (int i = 0; i < 256; i++) v[i] = (float)(i * 7 % 11 + 1) / 13.0f;
+    mixp_tensor *t = mixp_param_named(w.ctx, MIXP_F32, rank, shape, "t%d", w.named++);
     if (mixp_write(t, v, MIXP_F32, t ? t->count : 0) != MIXP_OK) abort();
     return t;
 }
@@ -146,9 +144,8 @@ static void every_read(void) {
     (void)mixp_safetensors_read(w.path, &w.file, NULL, 0);
 }
 static mixp_safetensors *every_file(void) {
-    mixp_safetensors *file;
     every_read();
-    file = w.file;
+    mixp_safetensors *file = w.file;
     w.file = NULL;
     return file;
 }
@@ -210,10 +207,9 @@ static void put(void *p, void *user) {
 
 static void world_open(void) {
     static const int32_t firsts[2] = { 0, 2 };
-    int i;
     memset(&w, 0, sizeof w);
-    for (i = 0; i < 64; i++) w.read[i] = (float)(i % 5) / 8.0f;
-    for (i = 0; i < 16; i++) w.whole[i] = i % 4;
+    for (int i = 0; i < 64; i++) w.read[i] = (float)(i % 5) / 8.0f;
+    for (int i = 0; i < 16; i++) w.whole[i] = i % 4;
     snprintf(w.path, sizeof w.path, "/tmp/mixprec_every_%ld.st", (long)getpid());
     w.context.threads = odd.by == NOTHING ? 2 : 1;
     w.context.allocate = take;
@@ -278,12 +274,10 @@ static mixp_tensor *odd_tensor(int k, mixp_tensor *like) {
     static const uint32_t bits[] = { 0x7FC00000u, 0x7F800000u, 0xFF800000u, 0u, 0x00000001u, 0x7F7FFFFFu };
     static const double zeros[256];
     int64_t shape[MIXP_MAX_RANK];
-    mixp_tensor *t;
     float v[256];
-    int i;
     if (k < 6 && like->dtype == MIXP_F32) {
-        for (i = 0; i < 256; i++) v[i] = mixp_f32_of_bits(bits[k]);
-        t = mixp_param(w.ctx, NULL, MIXP_F32, like->rank, like->shape);
+        for (int i = 0; i < 256; i++) v[i] = mixp_f32_of_bits(bits[k]);
+        mixp_tensor *t = mixp_param(w.ctx, NULL, MIXP_F32, like->rank, like->shape);
         (void)mixp_write(t, v, MIXP_F32, t->count);
         return t;
     }
@@ -380,12 +374,11 @@ static void field_set(void) {
 
 /* The call, in its world; and the walk back from its result. */
 static int call_row(const every_row *row) {
-    int gave;
     running = row;
     if (row->before) row->before();
     if (odd.by == BY_FIELD) field_set();
     if (row->in == EVERY_IN_CALL) {
-        gave = row->call();
+        int gave = row->call();
         if (gave == WORKED && w.ctx && mixp_context_error(w.ctx, NULL) != MIXP_OK) gave = BESIDE;
         if (gave == WORKED && w.y && w.y->ctx == w.ctx && w.y->requires_grad && odd.by != BY_NULL)
             (void)mixp_backward(w.ctx, mixp_sum(w.ctx, w.y, MIXP_ALL, 0));
@@ -429,13 +422,11 @@ static void catch_signals(void) {
 
 /* A call with nothing replaced works, so that the other laws test what they say. */
 static void each_call_works(void) {
-    int i;
     odd.by = NOTHING;
-    for (i = 0; i < EVERY; i++) {
+    for (int i = 0; i < EVERY; i++) {
         const every_row *row = &every_rows[i];
-        int gave;
         world_open();
-        gave = call_survives(row, 0);
+        int gave = call_survives(row, 0);
         w.why = "";
         if (gave >= 0) mixp_context_error(w.ctx, &w.why);
         if (gave < 0 || gave == (row->fails ? WORKED : FAILED)) {
@@ -467,8 +458,7 @@ static void trapped(const every_row *row, const char *by) {
 static void numbers_trap_in_no_call(const every_row *row) {
     static const uint32_t bits[] = { 0u, 0xBF800000u, 0x000000FFu, 0x7F7FFFFFu, 0x7F800000u, 0xFF800000u, 0x7FC00000u };
     char by[32];
-    int k;
-    for (k = 0; k < (row->of[odd.at].kind == EVERY_DOUBLE ? 8 : 7); k++) {
+    for (int k = 0; k < (row->of[odd.at].kind == EVERY_DOUBLE ? 8 : 7); k++) {
         odd.bits = bits[k % 7];
         odd.number = k < 7 ? (double)mixp_f32_of_bits(odd.bits) : 1e300;
         snprintf(by, sizeof by, "%g", odd.number);
@@ -480,8 +470,7 @@ static void numbers_trap_in_no_call(const every_row *row) {
 static void wholes_trap_in_no_call(const every_row *row) {
     static const long long wholes[] = { 0, -1, 3, INT_MAX, INT_MIN, LLONG_MAX, LLONG_MIN, 1LL << 61 };
     char by[32];
-    int k;
-    for (k = 0; k < (row->of[odd.at].kind == EVERY_SIZE ? 2 : 8); k++) {
+    for (int k = 0; k < (row->of[odd.at].kind == EVERY_SIZE ? 2 : 8); k++) {
         odd.whole = wholes[k];
         snprintf(by, sizeof by, "%lld", odd.whole);
         world_open();
@@ -513,9 +502,8 @@ static void fields_trap_in_no_call(const every_row *row) {
 }
 
 static void no_call_traps(void) {
-    int i;
     if (!CAN_TRAP) SKIP("this system lets no exception trap");
-    for (i = 0; i < EVERY; i++) {
+    for (int i = 0; i < EVERY; i++) {
         const every_row *row = &every_rows[i];
         odd.by = NOTHING;
         world_open();
@@ -543,9 +531,8 @@ static void null_is_known(const every_row *row) {
     const char *name = strncmp(row->name, "mixp_", 5) == 0 ? row->name + 5 : row->name;
     const char *wrong = NULL;
     mixp_result code = MIXP_OK;
-    int gave;
     world_open();
-    gave = call_survives(row, 0);
+    int gave = call_survives(row, 0);
     w.why = "";
     if (gave >= 0 && w.ctx) code = mixp_context_error(w.ctx, &w.why);
     if (gave < 0) wrong = "a signal";
@@ -562,9 +549,8 @@ static void null_is_known(const every_row *row) {
 }
 
 static void every_null_is_known(void) {
-    int i;
     odd.by = BY_NULL;
-    for (i = 0; i < EVERY; i++)
+    for (int i = 0; i < EVERY; i++)
         for (odd.at = 0; odd.at < every_rows[i].n; odd.at++) {
             const every_kind kind = every_rows[i].of[odd.at].kind;
             if ((kind == EVERY_POINTER || kind == EVERY_TENSOR) && every_rows[i].of[odd.at].null != EVERY_REQUIRED)

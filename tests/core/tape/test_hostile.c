@@ -18,10 +18,9 @@ static mixp_context *context_of(const mixp_ranks_desc *ranks) {
 
 static mixp_tensor *matrix(mixp_context *ctx, const char *name, int64_t rows, int64_t cols) {
     int64_t shape[2];
-    mixp_tensor *t;
     shape[0] = rows;
     shape[1] = cols;
-    t = mixp_param(ctx, name, MIXP_F32, 2, shape);
+    mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, 2, shape);
     mixp_init_normal(t, 0, 0.3);
     return t;
 }
@@ -65,10 +64,9 @@ static mixp_tensor *head_loss(head *h, float x0) {
     const int64_t x_shape[2] = { 2, 3 }, rows[1] = { 2 };
     const int32_t targets[2] = { 4, 1 };
     float x[6] = { 0, 1, -1, 0.5f, 2, 1 };
-    mixp_tensor *logits;
     x[0] = x0;
     mixp_step_begin(h->ctx);
-    logits = mixp_linear(h->ctx, mixp_input(h->ctx, MIXP_F32, 2, x_shape, x), h->w, NULL);
+    mixp_tensor *logits = mixp_linear(h->ctx, mixp_input(h->ctx, MIXP_F32, 2, x_shape, x), h->w, NULL);
     mixp_tensor_set_disposable(logits, 1);
     return mixp_scaler_cross_entropy(h->scaler, logits,
                                      mixp_input(h->ctx, MIXP_I32, 1, rows, targets),
@@ -86,10 +84,9 @@ static void scaler_goes_before_its_loss(void) {
 
 static void bad_loss_is_told(void) {
     head h = head_new();
-    mixp_verdict v;
     mixp_backward(h.ctx, head_loss(&h, HUGE_VALF));
     CHECK_INT(mixp_scaler_step(h.scaler, h.opt), MIXP_OK);
-    v = mixp_scaler_verdict(h.scaler);
+    mixp_verdict v = mixp_scaler_verdict(h.scaler);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(v.loss_bad, 1);
     CHECK_INT(v.origin, MIXP_ORIGIN_NO_GUARD);
@@ -113,10 +110,9 @@ static void banned_loss(void) {
 
 /* A step of the loss factor * sum(w), without its update. */
 static void scaled_step(head *h, float factor) {
-    mixp_tensor *loss;
     mixp_step_begin(h->ctx);
     mixp_zero_grad(h->opt);
-    loss = mixp_scale(h->ctx, mixp_sum(h->ctx, h->w, MIXP_ALL, 0), factor);
+    mixp_tensor *loss = mixp_scale(h->ctx, mixp_sum(h->ctx, h->w, MIXP_ALL, 0), factor);
     CHECK_INT(mixp_backward(h->ctx, mixp_scaler_scale(h->scaler, loss)), MIXP_OK);
     CHECK_INT(mixp_scaler_step(h->scaler, h->opt), MIXP_OK);
 }
@@ -197,7 +193,6 @@ static void past_of_any_length(void) {
     const int64_t packed[3] = { 1, 4, 12 };
     mixp_attention_desc d;
     float all[16], late[16];
-    int i;
     memset(&d, 0, sizeof d);
     d.heads = 2;
     mixp_step_begin(ctx);
@@ -206,7 +201,7 @@ static void past_of_any_length(void) {
     d.causal = 1;
     d.past = INT64_MAX;
     mixp_read(mixp_attention_apply(ctx, qkv, NULL, NULL, &d), late, MIXP_F32, 16);
-    for (i = 0; i < 16; i++) CHECK_NEAR(late[i], all[i], 1e-6);
+    for (int i = 0; i < 16; i++) CHECK_NEAR(late[i], all[i], 1e-6);
     close_clean(ctx);
 }
 
@@ -243,12 +238,10 @@ static mixp_result visitor_forward(mixp_call *c) {
 static mixp_result visitor_backward(mixp_call *c) {
     const visitor *v = *(const visitor **)c->attrs;
     const float *dy = (const float *)mixp_call_dy(c).data;
-    mixp_out dx;
-    int64_t i;
     if (v->does == STEP_BACKWARD) CHECK_INT(mixp_step_begin(c->ctx), MIXP_ERR_ORDER);
     if (v->does == WALK_BACKWARD) CHECK_INT(mixp_backward(c->ctx, v->other), MIXP_ERR_ORDER);
-    dx = mixp_call_dx(c, 0);
-    for (i = 0; dx.data && i < c->out->count; i++) ((float *)dx.data)[i] = dy[i];
+    mixp_out dx = mixp_call_dx(c, 0);
+    for (int64_t i = 0; dx.data && i < c->out->count; i++) ((float *)dx.data)[i] = dy[i];
     return MIXP_OK;
 }
 
@@ -278,11 +271,10 @@ static void operator_calls_what_it_must_not(void) {
                                          "not possible inside an operator", "not possible inside an operator",
                                          "not possible inside an operator" };
     float well[3], grad[3];
-    int does, i;
     visit(WELL, parts[WELL], well);
-    for (does = GRADIENT_FORWARD; does <= WALK_BACKWARD; does++) {
+    for (int does = GRADIENT_FORWARD; does <= WALK_BACKWARD; does++) {
         visit(does, parts[does], grad);
-        for (i = 0; i < 3; i++) CHECK_NEAR(grad[i], well[i], 0);
+        for (int i = 0; i < 3; i++) CHECK_NEAR(grad[i], well[i], 0);
     }
 }
 
@@ -328,14 +320,13 @@ static void ranks_drop_as_steps_do(void) {
     mixp_context *ctx = context_of(NULL);
     mixp_tensor *x = matrix(ctx, "qkv", 4, 12);
     mixp_ranks_desc ranks;
-    int r, i;
-    for (r = 0; r < 2; r++) {
+    for (int r = 0; r < 2; r++) {
         mixp_step_begin(ctx);
         mixp_read(dropping(ctx, x), step[r], MIXP_F32, 16);
     }
     CHECK(memcmp(step[0], step[1], sizeof step[0]) != 0);
     close_clean(ctx);
-    for (r = 0; r < 2; r++) {
+    for (int r = 0; r < 2; r++) {
         memset(&ranks, 0, sizeof ranks);
         ranks.rank = r;
         ranks.size = 2;
@@ -344,7 +335,7 @@ static void ranks_drop_as_steps_do(void) {
         x = matrix(ctx, "qkv", 4, 12);
         mixp_step_begin(ctx);
         mixp_read(dropping(ctx, x), rank, MIXP_F32, 16);
-        for (i = 0; i < 16; i++) CHECK_NEAR(rank[i], step[r][i], 0);
+        for (int i = 0; i < 16; i++) CHECK_NEAR(rank[i], step[r][i], 0);
         close_clean(ctx);
     }
 }
@@ -359,11 +350,10 @@ static void master_of_a_written_weight(void) {
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F16, 1, three);
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     float master[3] = { 0, 0, 0 };
-    int i;
     CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
     mixp_write(w, values, MIXP_F32, 3);
     CHECK_INT(mixp_optimizer_read(opt, w, MIXP_STATE_MASTER, master, 3), MIXP_OK);
-    for (i = 0; i < 3; i++) CHECK_NEAR(master[i], values[i], 0);
+    for (int i = 0; i < 3; i++) CHECK_NEAR(master[i], values[i], 0);
     close_clean(ctx);
 }
 
@@ -373,15 +363,14 @@ static void views_that_overlap(void) {
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     const int64_t shape[1] = { 8 }, one[1] = { 1 };
     mixp_tensor *v[4];
-    int i;
     v[0] = mixp_view(ctx, "first", MIXP_F32, 1, shape, memory);
     v[1] = mixp_view(ctx, "second", MIXP_F32, 1, shape, memory + 8);
     v[2] = mixp_view(ctx, "both", MIXP_F32, 1, shape, memory + 4);
     v[3] = mixp_view(ctx, "last", MIXP_F32, 1, one, memory + 15);
-    for (i = 0; i < 4; i++) mixp_tensor_set_requires_grad(v[i], 1);
+    for (int i = 0; i < 4; i++) mixp_tensor_set_requires_grad(v[i], 1);
     CHECK_INT(mixp_optimizer_add(opt, v[0], NULL), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(opt, v[1], NULL), MIXP_OK);
-    for (i = 2; i < 4; i++) {
+    for (int i = 2; i < 4; i++) {
         CHECK_INT(mixp_optimizer_add(opt, v[i], NULL), MIXP_ERR_ARGUMENT);
         told(ctx, MIXP_ERR_ARGUMENT, "shares memory with a parameter");
     }
@@ -457,13 +446,12 @@ static void a_failure_is_told_once(void) {
     mixp_op op = { "row", MIXP_CLASS_KEEP, 0, visitor_infer, does_nothing, fails_backward, NULL };
     mixp_context_desc d;
     listener l = { NULL, 0 };
-    mixp_tensor *a, *b, *loss;
     memset(&d, 0, sizeof d);
     d.on_error = count_error;
     d.user = &l;
     l.ctx = mixp_context_new(&d);
-    a = matrix(l.ctx, "a", 1, 3);
-    b = matrix(l.ctx, "b", 2, 5);
+    mixp_tensor *a = matrix(l.ctx, "a", 1, 3);
+    mixp_tensor *b = matrix(l.ctx, "b", 2, 5);
     mixp_step_begin(l.ctx);
     CHECK(!mixp_linear(l.ctx, a, b, NULL));
     CHECK_INT(l.told, 1);
@@ -473,7 +461,7 @@ static void a_failure_is_told_once(void) {
     CHECK_INT(l.told, 3);
     CHECK(!mixp_mlp(l.ctx, a, b, NULL, b, NULL));
     CHECK_INT(l.told, 4);
-    loss = mixp_apply(l.ctx, &op, 1, &a, 1, NULL);
+    mixp_tensor *loss = mixp_apply(l.ctx, &op, 1, &a, 1, NULL);
     CHECK_INT(mixp_backward(l.ctx, mixp_sum(l.ctx, loss, MIXP_ALL, 0)), MIXP_ERR_ARGUMENT);
     CHECK_INT(l.told, 5);
     op.backward = fails_in_silence;     /* and what says nothing is told by the tape */
@@ -495,12 +483,11 @@ static void on_error_waits_for_the_outermost_call(void) {
     static const mixp_op op = { "waits", MIXP_CLASS_KEEP, 0, visitor_infer, fails_and_asks, NULL, NULL };
     mixp_context_desc d;
     listener l = { NULL, 0 };
-    mixp_tensor *a;
     memset(&d, 0, sizeof d);
     d.on_error = count_error;
     d.user = waiting = &l;
     l.ctx = mixp_context_new(&d);
-    a = matrix(l.ctx, "a", 1, 3);
+    mixp_tensor *a = matrix(l.ctx, "a", 1, 3);
     mixp_step_begin(l.ctx);
     CHECK(!mixp_apply(l.ctx, &op, 1, &a, 1, NULL));
     CHECK_INT(l.told, 1);
@@ -524,7 +511,6 @@ static void a_kernel_s_failure_is_told_once(void) {
     mixp_ranks_desc ranks;
     mixp_context_desc d;
     listener l = { NULL, 0 };
-    mixp_tensor *w;
     mixp_look found;
     memset(&ranks, 0, sizeof ranks);
     memset(&d, 0, sizeof d);
@@ -538,7 +524,7 @@ static void a_kernel_s_failure_is_told_once(void) {
     d.on_error = count_error;
     d.user = &l;
     l.ctx = mixp_context_new(&d);
-    w = mixp_param(l.ctx, "w", MIXP_BF16, 1, &n);
+    mixp_tensor *w = mixp_param(l.ctx, "w", MIXP_BF16, 1, &n);
     mixp_fill(w, 1.0);
     CHECK_INT(mixp_look_at(w, MIXP_F16, &found), MIXP_ERR_DEVICE);
     CHECK_INT(l.told, 1);
@@ -606,13 +592,12 @@ static void tensors_of_an_earlier_step(void) {
     mixp_context *ctx = context_of(NULL);
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_tensor *t[LATE];
-    int i, k;
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         mixp_step_begin(ctx);
-        for (i = 0; i < LATE; i++) t[i] = mixp_activation(ctx, MIXP_F32, 1, one);
+        for (int i = 0; i < LATE; i++) t[i] = mixp_activation(ctx, MIXP_F32, 1, one);
         mixp_step_begin(ctx);
         write_over(ctx, bytes[k]);
-        for (i = 4; i < LATE; i++) late(ctx, opt, t[i]);
+        for (int i = 4; i < LATE; i++) late(ctx, opt, t[i]);
     }
     close_clean(ctx);
 }
@@ -640,17 +625,15 @@ static void recorder_free(const mixp_exec *x, void *graph) { CHECK(graph == x); 
 static void capture_within_a_capture(void) {
     mixp_context_desc d;
     mixp_device recorder = *mixp_cpu();
-    mixp_graph *first;
-    mixp_context *ctx;
     recorder.capture_begin = recorder_begin;
     recorder.capture_end = recorder_end;
     recorder.replay = recorder_replay;
     recorder.graph_free = recorder_free;
     memset(&d, 0, sizeof d);
     d.device = &recorder;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
-    first = mixp_capture_end(ctx);
+    mixp_graph *first = mixp_capture_end(ctx);
     CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
     mixp_step_begin(ctx);
     CHECK_INT(mixp_capture_begin(ctx), MIXP_ERR_ORDER);

@@ -23,9 +23,8 @@ static int64_t wide_classes[8];
 
 static model model_open(void) {
     model m;
-    int i;
-    for (i = 0; i < 64; i++) numbers[i] = 0.25f * (float)(i % 7 - 3);
-    for (i = 0; i < 8; i++) classes[i] = i % 2;
+    for (int i = 0; i < 64; i++) numbers[i] = 0.25f * (float)(i % 7 - 3);
+    for (int i = 0; i < 8; i++) classes[i] = i % 2;
     m.ctx = mixp_context_new(NULL);
     m.w = mixp_param(m.ctx, "fc.w", MIXP_F32, 2, weights);
     m.b = mixp_param(m.ctx, "fc.b", MIXP_F32, 1, two);
@@ -110,8 +109,7 @@ static void dimension_of_zero(model *m) {
 static void integer_parameter(model *m) { mixp_param(m->ctx, "ids", MIXP_I32, 1, two); }
 static void one_name_twice(model *m) { mixp_param(m->ctx, "fc.w", MIXP_F32, 2, weights); }
 static void param_in_every_step(model *m) {
-    int i;
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         mixp_step_begin(m->ctx);
         mixp_zero_grad(m->opt);
         mixp_param(m->ctx, NULL, MIXP_F32, 1, two);
@@ -120,8 +118,7 @@ static void param_in_every_step(model *m) {
     }
 }
 static void view_in_every_step(model *m) {
-    int i;
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         mixp_step_begin(m->ctx);
         mixp_zero_grad(m->opt);
         mixp_view(m->ctx, "batch", MIXP_F32, 2, batch, numbers);
@@ -190,8 +187,7 @@ static void loss_of_a_gradient(model *m) {
 /* --- regions -------------------------------------------------------------------------------- */
 
 static void break_out_of_autocast(model *m) {
-    int i;
-    for (i = 0; i < 1; i++) {
+    for (int i = 0; i < 1; i++) {
         mixpi_autocast_enter(m->ctx, MIXP_F16);      /* what MIXP_AUTOCAST does, left by break */
     }
     mixp_step_begin(m->ctx);
@@ -254,10 +250,9 @@ static void nothing_added(model *m) {
 }
 static void parameter_in_no_optimizer(model *m) {
     mixp_optimizer *half = new_sgd(m->ctx);
-    int i;
     mixp_optimizer_free(m->opt);
     mixp_optimizer_add(half, m->w, NULL);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_step_begin(m->ctx);
         mixp_zero_grad(half);
         backward(m);
@@ -267,9 +262,8 @@ static void parameter_in_no_optimizer(model *m) {
 }
 static void spike_without_a_loss(model *m) {
     mixp_optimizer_desc d = mixp_sgd_defaults();
-    mixp_optimizer *opt;
     d.spike.of = MIXP_SPIKE_LOSS;
-    opt = mixp_optimizer_new(m->ctx, &d);
+    mixp_optimizer *opt = mixp_optimizer_new(m->ctx, &d);
     mixp_optimizer_add(opt, m->w, NULL);
     backward(m);
     mixp_scaler_step(m->scaler, opt);
@@ -278,8 +272,7 @@ static void spike_without_a_loss(model *m) {
 /* --- the order of a step ---------------------------------------------------------------------- */
 
 static void forgotten_step_begin(model *m) {
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         mixp_zero_grad(m->opt);
         backward(m);
         step(m);
@@ -437,12 +430,11 @@ static void state_kept_as_a_tensor(model *m) {
 }
 static void losses_in_a_list(model *m) {
     mixp_tensor *list[4];
-    int i;
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         mixp_step_begin(m->ctx);
         list[i] = loss_of(m);
     }
-    for (i = 0; i < 4; i++) mixp_item(list[i]);
+    for (int i = 0; i < 4; i++) mixp_item(list[i]);
 }
 static void gamma_written_too_soon(model *m) {
     mixp_tensor *y = mixp_rms_norm(m->ctx, logits_of(m), m->b, 1e-5f);
@@ -453,14 +445,13 @@ static void evaluation_without_steps(model *m) {
     static char memory[300000];
     mixp_context_desc d;
     mixp_context *old = m->ctx;
-    int i;
     memset(&d, 0, sizeof d);
     d.memory = memory;
     d.memory_bytes = sizeof memory;
     d.threads = 1;
     m->ctx = mixp_context_new(&d);
     mixp_context_free(old);
-    for (i = 0; i < 10000 && mixp_context_error(m->ctx, NULL) == MIXP_OK; i++)
+    for (int i = 0; i < 10000 && mixp_context_error(m->ctx, NULL) == MIXP_OK; i++)
         MIXP_NO_GRAD(m->ctx) { mixp_mean(m->ctx, input(m), MIXP_ALL, 0); }
 }
 static void clip_after_the_step(model *m) {
@@ -607,8 +598,7 @@ static void filled_beyond_f16(model *m) {
     mixp_fill(mixp_param(m->ctx, "low", MIXP_F16, 1, two), 1e6);
 }
 static void unscaled_after_each_batch(model *m) {
-    int i;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         mixp_step_begin(m->ctx);
         backward(m);
         mixp_scaler_unscale(m->scaler, m->opt);
@@ -625,10 +615,9 @@ static void block_that_begins_a_step(model *m) {
 static void state_of_another_kind(model *m) {
     mixp_optimizer_desc lion = mixp_lion_defaults(), sgd = mixp_sgd_defaults();
     mixp_checkpoint what;
-    mixp_optimizer *opt;
     memset(&what, 0, sizeof what);
     sgd.momentum = 0.9;
-    opt = mixp_optimizer_new(m->ctx, &sgd);
+    mixp_optimizer *opt = mixp_optimizer_new(m->ctx, &sgd);
     mixp_optimizer_add(opt, m->w, NULL);
     what.ctx = m->ctx;
     what.optimizers = &opt;
@@ -767,14 +756,12 @@ static const mistake mistakes[] = {
 /* Each in a context of its own; and the error callback hears what the context keeps. */
 static void test_told(void) {
     const size_t n = sizeof mistakes / sizeof mistakes[0];
-    size_t i;
     CHECK(n >= 104);
-    for (i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         model m = model_open();
         const char *text = "";
-        mixp_result got;
         mistakes[i].make(&m);
-        got = mixp_context_error(m.ctx, &text);
+        mixp_result got = mixp_context_error(m.ctx, &text);
         if (got != mistakes[i].code || !strstr(text, mistakes[i].part)) {
             test_bad++;
             TEST_SHOW("%s: %d '%s', not %d '...%s...'", mistakes[i].name, (int)got, text,
@@ -792,8 +779,7 @@ static void test_bounds_of_a_fill(void) {
         { MIXP_BF16, 3.39e38, 1 }, { MIXP_BF16, 3.4e38, 0 }, { MIXP_F32, 3.4e38, 1 },
         { MIXP_F32, 3.41e38, 0 }, { MIXP_F16, 1e-30, 1 }
     };
-    size_t i;
-    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         model m = model_open();
         mixp_tensor *t = mixp_param(m.ctx, "t", rows[i].dtype, 1, two);
         float got[2];
@@ -919,8 +905,7 @@ static const suspicion suspicions[] = {
 
 /* A warning each, or none; never an error. */
 static void test_warned(void) {
-    size_t i;
-    for (i = 0; i < sizeof suspicions / sizeof suspicions[0]; i++) {
+    for (size_t i = 0; i < sizeof suspicions / sizeof suspicions[0]; i++) {
         const suspicion *s = &suspicions[i];
         model m = model_open();
         const char *why, *text;
@@ -960,16 +945,14 @@ static void test_legal(void) {
     mixp_tensor *frozen = mixp_param(m.ctx, "frozen", MIXP_F32, 1, two);
     mixp_tensor *other = mixp_param(m.ctx, "other", MIXP_F32, 1, two);
     const char *why = "";
-    int i;
     CHECK_INT(mixp_tensor_set_requires_grad(frozen, 0), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(second, other, NULL), MIXP_OK);
-    for (i = 0; i < 4; i++) {
-        mixp_tensor *y;
+    for (int i = 0; i < 4; i++) {
         mixp_step_begin(m.ctx);
         mixp_zero_grad(m.opt);
         mixp_zero_grad(second);
         if (mine->grad) mixp_fill(mine->grad, 0.0);
-        y = mixp_add(m.ctx, mixp_add(m.ctx, logits_of(&m), mine), mixp_mul(m.ctx, frozen, other));
+        mixp_tensor *y = mixp_add(m.ctx, mixp_add(m.ctx, logits_of(&m), mine), mixp_mul(m.ctx, frozen, other));
         mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, mixp_mean(m.ctx, y, MIXP_ALL, 0)));
         CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
         CHECK_INT(mixp_scaler_step(m.scaler, second), MIXP_OK);
@@ -988,10 +971,9 @@ static void test_layouts_of_attention(void) {
     mixp_attention_desc d;
     mixp_tensor *q = mixp_input(m.ctx, MIXP_F32, 4, bhtd, numbers), *y, *z;
     float turned[24], a[24], b[24];
-    int h, t, c;
-    for (h = 0; h < 2; h++)
-        for (t = 0; t < 3; t++)
-            for (c = 0; c < 4; c++) turned[(t * 2 + h) * 4 + c] = numbers[(h * 3 + t) * 4 + c];
+    for (int h = 0; h < 2; h++)
+        for (int t = 0; t < 3; t++)
+            for (int c = 0; c < 4; c++) turned[(t * 2 + h) * 4 + c] = numbers[(h * 3 + t) * 4 + c];
     memset(&d, 0, sizeof d);
     d.causal = 1;
     y = mixp_input(m.ctx, MIXP_F32, 4, bthd, turned);
@@ -1002,9 +984,9 @@ static void test_layouts_of_attention(void) {
     CHECK(y && z && z->rank == 4 && z->shape[1] == 2 && z->shape[2] == 3);
     CHECK_INT(mixp_read(y, a, MIXP_F32, 24), MIXP_OK);
     CHECK_INT(mixp_read(z, b, MIXP_F32, 24), MIXP_OK);
-    for (h = 0; h < 2; h++)
-        for (t = 0; t < 3; t++)
-            for (c = 0; c < 4; c++) CHECK_NEAR(b[(h * 3 + t) * 4 + c], a[(t * 2 + h) * 4 + c], 0.0);
+    for (int h = 0; h < 2; h++)
+        for (int t = 0; t < 3; t++)
+            for (int c = 0; c < 4; c++) CHECK_NEAR(b[(h * 3 + t) * 4 + c], a[(t * 2 + h) * 4 + c], 0.0);
     mixp_context_free(m.ctx);
 }
 
@@ -1013,17 +995,15 @@ static void test_verdict_of_a_disabled_scaler(void) {
     model m = model_open();
     mixp_scaler *enabled = m.scaler;
     mixp_scaler_desc d;
-    mixp_verdict v;
-    int i;
     memset(&d, 0, sizeof d);
     d.disabled = 1;
     m.scaler = mixp_scaler_new(m.ctx, &d);
-    for (i = 1; i <= 5; i++) {
+    for (int i = 1; i <= 5; i++) {
         mixp_step_begin(m.ctx);
         mixp_zero_grad(m.opt);
         backward(&m);
         step(&m);
-        v = mixp_scaler_verdict(m.scaler);
+        mixp_verdict v = mixp_scaler_verdict(m.scaler);
         CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
         CHECK_INT(v.applied, i);
     }
@@ -1043,15 +1023,13 @@ static void test_bad_loss_of_a_disabled_scaler(void) {
     static const double factors[5] = { 1.0, HUGE_VAL, 1.0, NAN, 1.0 };
     model m = model_open();
     mixp_scaler_desc d;
-    mixp_tensor *loss;
-    int i;
     memset(&d, 0, sizeof d);
     d.disabled = 1;
     m.scaler = mixp_scaler_new(m.ctx, &d);
-    for (i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++) {
         mixp_step_begin(m.ctx);
         mixp_zero_grad(m.opt);
-        loss = mixp_scale(m.ctx, loss_of(&m), (float)factors[i]);
+        mixp_tensor *loss = mixp_scale(m.ctx, loss_of(&m), (float)factors[i]);
         CHECK(mixp_scaler_scale(m.scaler, loss) == loss);
         mixp_backward(m.ctx, mixp_mean(m.ctx, m.w, MIXP_ALL, 0));
         CHECK(mixp_scaler_scale(m.scaler, loss_of(&m)) != NULL);    /* a second one, and finite */
@@ -1068,10 +1046,9 @@ static void test_bad_loss_of_a_disabled_scaler(void) {
 static void test_bad_loss_at_once(void) {
     model m = model_open();
     mixp_tensor *huge = mixp_scale(m.ctx, loss_of(&m), HUGE_VALF);
-    mixp_verdict v;
     mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, huge));
     step(&m);
-    v = mixp_scaler_verdict(m.scaler);
+    mixp_verdict v = mixp_scaler_verdict(m.scaler);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(v.loss_bad, 1);
     CHECK_INT(v.origin, MIXP_ORIGIN_NO_GUARD);
@@ -1113,11 +1090,10 @@ static void test_sign_of_a_forgotten_zero_grad(void) {
     model m = model_open();
     mixp_scaler_desc d;
     double norm[3];
-    int i;
     memset(&d, 0, sizeof d);
     d.rule = MIXP_RULE_STATIC;
     m.scaler = mixp_scaler_new(m.ctx, &d);
-    for (i = 0; i < 3; i++) norm[i] = norm_of_step(&m);
+    for (int i = 0; i < 3; i++) norm[i] = norm_of_step(&m);
     CHECK(norm[1] > 1.5 * norm[0] && norm[2] > 1.2 * norm[1]);
     CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
     mixp_context_free(m.ctx);
@@ -1175,14 +1151,13 @@ static void test_sign_of_a_forgotten_init(void) {
     mixp_tensor *h = mixp_param(m.ctx, "h", MIXP_F32, 2, weights), *loss;
     mixp_tensor *head = mixp_param(m.ctx, "head", MIXP_F32, 1, two);
     float grad[8];
-    int i;
     mixp_write(h, numbers, MIXP_F32, 8);
     loss = mixp_mul(m.ctx, mixp_linear(m.ctx, input(&m), h, NULL), head);
     loss = mixp_cross_entropy(m.ctx, loss, targets(&m), MIXP_IGNORE);
     CHECK_NEAR(mixp_item(loss), log(2.0), 1e-6);
     mixp_backward(m.ctx, loss);
     CHECK_INT(mixp_read(h->grad, grad, MIXP_F32, 8), MIXP_OK);
-    for (i = 0; i < 8; i++) CHECK_NEAR(grad[i], 0.0, 0.0);
+    for (int i = 0; i < 8; i++) CHECK_NEAR(grad[i], 0.0, 0.0);
     mixp_context_free(m.ctx);
 }
 

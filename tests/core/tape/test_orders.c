@@ -50,9 +50,8 @@ static void an_operator_that_insists_on_a_step(void) {
     static const int64_t two[1] = { 2 };
     mixp_context *ctx = mixp_context_new(NULL);
     for (begins_in_forward = 0; begins_in_forward < 2; begins_in_forward++) {
-        mixp_tensor *in;
         CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
-        in = mixp_input(ctx, MIXP_F32, 1, two, x);
+        mixp_tensor *in = mixp_input(ctx, MIXP_F32, 1, two, x);
         CHECK(mixp_apply(ctx, &beginner, 1, &in, 1, NULL) == NULL);
         told(ctx, MIXP_ERR_ORDER, "not possible inside an operator's infer, forward or backward");
         CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
@@ -98,8 +97,7 @@ static void regions_of_every_kind(void) {
 /* Blocks past the 64th are refused, and left all the same: none ends what stands below. */
 static void blocks_among_too_many(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    int i;
-    for (i = 0; i < 64; i++) CHECK_INT(mixp_scope_open(ctx, "s"), i);
+    for (int i = 0; i < 64; i++) CHECK_INT(mixp_scope_open(ctx, "s"), i);
     mixpi_scope_enter(ctx, "one too many");
     told(ctx, MIXP_ERR_ARGUMENT, "too many nested");
     mixpi_scope_leave(ctx);
@@ -145,13 +143,11 @@ static void a_capture_that_fails(void) {
     const mixp_device recorder = recorder_of();
     float ones[64], drawn[2][64];
     mixp_context_desc d;
-    mixp_context *ctx;
-    int way, i;
     memset(&d, 0, sizeof d);
     d.device = &recorder;
-    for (i = 0; i < 64; i++) ones[i] = 1;
-    for (way = 0; way < 2; way++) {
-        ctx = mixp_context_new(&d);
+    for (int i = 0; i < 64; i++) ones[i] = 1;
+    for (int way = 0; way < 2; way++) {
+        mixp_context *ctx = mixp_context_new(&d);
         mixp_step_begin(ctx);
         if (way) {
             CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
@@ -182,19 +178,16 @@ static void two_masters(void) {
     static const int64_t n[1] = { 4 };
     const mixp_device recorder = recorder_of();
     mixp_context_desc d;
-    mixp_context *ctx;
-    mixp_tensor *w;
     mixp_optimizer *opt[2];
-    int i, step;
     memset(&d, 0, sizeof d);
     d.device = &recorder;
-    ctx = mixp_context_new(&d);
-    w = mixp_param(ctx, "w", MIXP_BF16, 1, n);
-    for (i = 0; i < 2; i++) {
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_BF16, 1, n);
+    for (int i = 0; i < 2; i++) {
         opt[i] = new_sgd(ctx);
         CHECK_INT(mixp_optimizer_add(opt[i], w, NULL), MIXP_OK);
     }
-    for (step = 0; step < 2; step++) {
+    for (int step = 0; step < 2; step++) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt[0]);
         mixp_backward(ctx, mixp_sum(ctx, w, MIXP_ALL, 0));
@@ -202,7 +195,7 @@ static void two_masters(void) {
         if (step) TOLD(ctx, mixp_optimizer_step(opt[0]),
                        "mixp_optimizer_step: 'w' has 2 optimizers; a captured step cannot copy one optimizer's "
                        "update into another's master weight: use one optimizer, or set no_master");
-        for (i = 0; i < 2 && !step; i++) CHECK_INT(mixp_optimizer_step(opt[i]), MIXP_OK);
+        for (int i = 0; i < 2 && !step; i++) CHECK_INT(mixp_optimizer_step(opt[i]), MIXP_OK);
     }
     CHECK(mixp_capture_end(ctx) == NULL);           /* the graph would lack the step that was refused */
     told(ctx, MIXP_ERR_ORDER, "mixp_capture_end: a call failed during the capture");
@@ -252,15 +245,13 @@ static mixp_context *one_of_two(void) { return one_of_two_on(NULL, MIXP_MEAN_NON
 static void views_are_summed_once(void) {
     static const int64_t n[1] = { 1 };
     static const float want[4] = { 2, 8, 10, 12 };
-    int way;
-    for (way = 0; way < 4; way++) {
+    for (int way = 0; way < 4; way++) {
         mixp_context *ctx = one_of_two();
         mixp_optimizer_desc sgd = mixp_sgd_defaults();
         float w = 0, g = 1;
         mixp_tensor *view = mixp_view(ctx, "g", MIXP_F32, 1, n, &g);
-        mixp_optimizer *opt;
         sgd.lr = 1;
-        opt = mixp_optimizer_new(ctx, &sgd);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
         mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, n, &w), view);
         mixp_step_begin(ctx);
         CHECK_INT(mixp_clip_grad_norm(opt, 1e9), MIXP_OK);
@@ -292,12 +283,10 @@ static void a_mean_that_fails(void) {
     mixp_kernels kernels = *mixp_cpu()->kernels;
     mixp_device device = *mixp_cpu();
     float w = 5, g = 1;
-    mixp_optimizer *opt;
-    mixp_context *ctx;
     kernels.unary = no_unary;
     device.kernels = &kernels;
-    ctx = one_of_two_on(&device, MIXP_MEAN_AFTER);
-    opt = new_sgd(ctx);
+    mixp_context *ctx = one_of_two_on(&device, MIXP_MEAN_AFTER);
+    mixp_optimizer *opt = new_sgd(ctx);
     mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, n, &w), mixp_view(ctx, "g", MIXP_F32, 1, n, &g));
     CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
     told(ctx, MIXP_ERR_DEVICE, "the mean of a view: ");
@@ -311,27 +300,23 @@ static void a_mean_that_fails(void) {
 static void what_a_step_leaves_out(void) {
     static const int64_t n[1] = { 2 };
     static const double moved[3] = { 1 - 0.5, 1, 1 };       /* lr 1, decay 0.5 */
-    int way;
-    for (way = 0; way < 3; way++) {
+    for (int way = 0; way < 3; way++) {
         mixp_context *ctx = way == 1 ? mixp_context_new(NULL) : one_of_two();
         mixp_optimizer_desc adamw = mixp_adamw_defaults();
         mixp_tensor *p[2];
-        mixp_optimizer *opt;
         float after[2];
-        int i, step;
         adamw.lr = 1;
         adamw.weight_decay = 0.5;
-        opt = mixp_optimizer_new(ctx, &adamw);
-        for (i = 0; i < 2; i++) {
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
+        for (int i = 0; i < 2; i++) {
             p[i] = mixp_param(ctx, &"a\0b"[2 * i], MIXP_F32, 1, n);
             mixp_optimizer_add(opt, p[i], NULL);
         }
-        for (step = 0; step < 2; step++) {
-            mixp_tensor *loss;
+        for (int step = 0; step < 2; step++) {
             mixp_step_begin(ctx);
             mixp_zero_grad(opt);
             if (step && way == 2) mixp_tensor_set_requires_grad(p[1], 0);
-            loss = mixp_sum(ctx, step ? p[0] : mixp_mul(ctx, p[0], p[1]), MIXP_ALL, 0);
+            mixp_tensor *loss = mixp_sum(ctx, step ? p[0] : mixp_mul(ctx, p[0], p[1]), MIXP_ALL, 0);
             CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
             if (!step) mixp_fill(p[1], 1);
             if (step) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
@@ -350,20 +335,18 @@ static void what_a_step_leaves_out(void) {
 static void drawn_now(mixp_context *ctx, float *out) {
     static const int64_t n[1] = { 64 };
     float ones[64];
-    int i;
-    for (i = 0; i < 64; i++) ones[i] = 1;
+    for (int i = 0; i < 64; i++) ones[i] = 1;
     mixp_read(mixp_dropout(ctx, mixp_input(ctx, MIXP_F32, 1, n, ones), 0.5f, 1), out, MIXP_F32, 64);
 }
 
 /* Evaluations between steps move no random number, and none of them walks back. */
 static void evaluations_count_nothing(void) {
     float drawn[2][2][64];
-    int way, i;
-    for (way = 0; way < 2; way++) {
+    for (int way = 0; way < 2; way++) {
         mixp_context *ctx = mixp_context_new(NULL);
         const int64_t one[1] = { 1 };
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, one), *y;
-        for (i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++) {
             if (way) CHECK_INT(mixp_eval_begin(ctx), MIXP_OK);
             CHECK_INT((int64_t)mixp_context_steps(ctx), i);
             if (way) CHECK_INT(mixp_eval_begin(ctx), MIXP_OK);

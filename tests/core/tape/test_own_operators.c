@@ -17,8 +17,7 @@ static void told(mixp_result code, const char *part) {
 
 static void open_context(void) {
     float x[16];
-    int i;
-    for (i = 0; i < 16; i++) x[i] = (float)(i % 5) - 1.5f;
+    for (int i = 0; i < 16; i++) x[i] = (float)(i % 5) - 1.5f;
     ctx = mixp_context_new(NULL);
     w = mixp_param(ctx, "fc.w", MIXP_F32, 2, square);
     v = mixp_param(ctx, "fc.v", MIXP_F32, 2, square);
@@ -37,17 +36,14 @@ static mixp_result sum_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
 static mixp_result sum_forward(mixp_call *c) {
-    int64_t i;
-    for (i = 0; i < c->out->count; i++)
+    for (int64_t i = 0; i < c->out->count; i++)
         mixp_put(mixp_call_y(c), i, mixp_get(mixp_call_x(c, 0), i) + mixp_get(mixp_call_x(c, 1), i));
     return MIXP_OK;
 }
 static void give(mixp_call *c, int i, int does) {
-    mixp_out dx;
-    int64_t k;
     if (does == NEVER) return;
-    dx = mixp_call_dx(c, i);
-    for (k = 0; does == WRITES && dx.data && k < c->out->count; k++)
+    mixp_out dx = mixp_call_dx(c, i);
+    for (int64_t k = 0; does == WRITES && dx.data && k < c->out->count; k++)
         mixp_put(dx, k, mixp_get(mixp_call_dy(c), k));
 }
 static mixp_result sum_backward(mixp_call *c) {
@@ -69,16 +65,14 @@ static mixp_result walk(mixp_tensor *a, mixp_tensor *b, manner m) {
 
 static void test_gradients_that_are_not_given(void) {
     manner m;
-    int low;
-    for (low = 0; low < 2; low++)
+    for (int low = 0; low < 2; low++)
         for (m.a = WRITES; m.a <= NEVER; m.a++)
             for (m.b = WRITES; m.b <= NEVER; m.b++) {
                 int bad = m.a != WRITES ? 0 : 1;
                 char part[96];
-                mixp_tensor *h, *k;
                 open_context();
-                h = low ? mixp_cast(ctx, w, MIXP_F16) : w;
-                k = low ? mixp_cast(ctx, v, MIXP_F16) : v;
+                mixp_tensor *h = low ? mixp_cast(ctx, w, MIXP_F16) : w;
+                mixp_tensor *k = low ? mixp_cast(ctx, v, MIXP_F16) : v;
                 if (m.a == WRITES && m.b == WRITES) {
                     CHECK_INT(walk(h, k, m), MIXP_OK);
                     CHECK(w->grad && v->grad);
@@ -99,7 +93,6 @@ static void test_gradients_that_are_not_given(void) {
 static void test_gradients_that_need_not_be_given(void) {
     manner both = { WRITES, WRITES }, first = { WRITES, NEVER }, asks = { ASKS, ASKS };
     mixp_tensor *in[2], *y, *z;
-    int i;
     open_context();
     mixp_tensor_set_requires_grad(v, 0);
     CHECK_INT(walk(w, v, first), MIXP_OK);
@@ -107,7 +100,7 @@ static void test_gradients_that_need_not_be_given(void) {
     mixp_tensor_set_requires_grad(v, 1);
     in[0] = w;
     in[1] = v;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         w->grad = v->grad = NULL;
         y = mixp_apply(ctx, &sum_op, 2, in, 2, &asks);      /* walked last: 0 is added */
         z = mixp_apply(ctx, &sum_op, 2, in, 2, &both);
@@ -126,19 +119,17 @@ static mixp_result floats_infer(mixp_call *c) {
 static mixp_result floats_forward(mixp_call *c) {
     const float *a = (const float *)c->in[0]->data;
     float *y = (float *)c->out->data;
-    int64_t i;
     CHECK_INT(c->in[0]->dtype, MIXP_F32);
     CHECK_INT(c->out->dtype, MIXP_F32);
-    for (i = 0; i < c->out->count; i++) y[i] = 2.0f * a[i];
+    for (int64_t i = 0; i < c->out->count; i++) y[i] = 2.0f * a[i];
     return MIXP_OK;
 }
 static mixp_result floats_backward(mixp_call *c) {
     const float *dy = (const float *)mixp_call_dy(c).data;
     mixp_out dx = mixp_call_dx(c, 0);
-    int64_t i;
     if (!dx.data) return MIXP_OK;
     CHECK_INT(dx.dtype, MIXP_F32);
-    for (i = 0; i < c->out->count; i++)
+    for (int64_t i = 0; i < c->out->count; i++)
         ((float *)dx.data)[i] = dx.accumulate ? ((float *)dx.data)[i] + 2.0f * dy[i] : 2.0f * dy[i];
     return MIXP_OK;
 }
@@ -149,10 +140,9 @@ static const mixp_op floats_op = { "floats", MIXP_CLASS_ALL_F32, 0, floats_infer
 static void test_float_arrays(void) {
     static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     float x[16], grad[16];
-    int level, d, i;
-    for (i = 0; i < 16; i++) x[i] = 1.0f;
-    for (level = 0; level < 3; level++)
-        for (d = 0; d < 3; d++) {
+    for (int i = 0; i < 16; i++) x[i] = 1.0f;
+    for (int level = 0; level < 3; level++)
+        for (int d = 0; d < 3; d++) {
             mixp_tensor *h, *y = NULL;
             open_context();
             mixp_fill(w, 1.0);
@@ -166,7 +156,7 @@ static void test_float_arrays(void) {
             CHECK_NEAR(mixp_item(mixp_max(ctx, y, MIXP_ALL, 0)), 8.0, 0.0);
             CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
             CHECK_INT(mixp_read(w->grad, grad, MIXP_F32, 16), MIXP_OK);
-            for (i = 0; i < 16; i++) CHECK_NEAR(grad[i], 8.0, 0.0);
+            for (int i = 0; i < 16; i++) CHECK_NEAR(grad[i], 8.0, 0.0);
             told(MIXP_OK, "");
             mixp_context_free(ctx);
         }
@@ -174,12 +164,11 @@ static void test_float_arrays(void) {
 
 /* A parameter that is low itself, outside of all regions. */
 static void test_float_arrays_of_a_low_parameter(void) {
-    mixp_tensor *p, *y;
     float grad[16];
     open_context();
-    p = mixp_param(ctx, "p", MIXP_BF16, 2, square);
+    mixp_tensor *p = mixp_param(ctx, "p", MIXP_BF16, 2, square);
     mixp_fill(p, 0.5);
-    y = mixp_apply(ctx, &floats_op, 1, &p, 1, NULL);
+    mixp_tensor *y = mixp_apply(ctx, &floats_op, 1, &p, 1, NULL);
     CHECK_NEAR(mixp_item(mixp_max(ctx, y, MIXP_ALL, 0)), 1.0, 0.0);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(p->grad, grad, MIXP_F32, 16), MIXP_OK);
@@ -215,16 +204,14 @@ static mixp_result coded_backward(mixp_call *c) {
 static void test_codes_that_do_not_exist(void) {
     static const mixp_op op = { "coded", MIXP_CLASS_KEEP, 0, coded_infer, coded_forward, coded_backward, NULL };
     static const int codes[4] = { -3, 26, MIXP_RESULT_COUNT, 1 << 20 };
-    mixp_tensor *y;
-    int i;
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         open_context();
         code_of_forward = (mixp_result)codes[i];
         CHECK(mixp_apply(ctx, &op, 1, &w, 1, NULL) == NULL);
         told(MIXP_ERR_ARGUMENT, "coded");
         code_of_forward = MIXP_OK;
         code_of_backward = (mixp_result)codes[i];
-        y = mixp_sum(ctx, mixp_apply(ctx, &op, 1, &w, 1, NULL), MIXP_ALL, 0);
+        mixp_tensor *y = mixp_sum(ctx, mixp_apply(ctx, &op, 1, &w, 1, NULL), MIXP_ALL, 0);
         CHECK_INT(mixp_backward(ctx, y), MIXP_ERR_ARGUMENT);
         told(MIXP_ERR_ARGUMENT, "coded");
         CHECK_INT(mixp_context_fail(ctx, (mixp_result)codes[i], "mine"), MIXP_ERR_ARGUMENT);

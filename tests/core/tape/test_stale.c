@@ -24,8 +24,7 @@ static const int64_t square[2] = { 4, 4 }, four[1] = { 4 };
 static mixp_tensor *filled(const char *name, int rank, const int64_t *shape) {
     mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, rank, shape);
     float x[64];
-    int i;
-    for (i = 0; i < 64; i++) x[i] = number(i + (int)name[0]);
+    for (int i = 0; i < 64; i++) x[i] = number(i + (int)name[0]);
     mixp_write(t, x, MIXP_F32, t->count);
     return t;
 }
@@ -35,11 +34,9 @@ static mixp_tensor *filled(const char *name, int rank, const int64_t *shape) {
 /* A step of an RNN: seven tensors, in the same order each time. */
 static mixp_tensor *cell(mixp_tensor *w, mixp_tensor *u, mixp_tensor *h, int at, int late) {
     float x[16];
-    mixp_tensor *in, *z;
-    int i;
-    for (i = 0; i < 16; i++) x[i] = number(i + at);
-    in = mixp_input(ctx, MIXP_F32, 2, square, x);
-    z = mixp_linear(ctx, in, w, NULL);
+    for (int i = 0; i < 16; i++) x[i] = number(i + at);
+    mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, square, x);
+    mixp_tensor *z = mixp_linear(ctx, in, w, NULL);
     if (late) z = mixp_tanh(ctx, mixp_gelu(ctx, mixp_scale(ctx, z, 0.5f)));
     if (!h) return mixp_tanh(ctx, z);
     return mixp_tanh(ctx, mixp_add(ctx, z, mixp_linear(ctx, h, u, NULL)));
@@ -48,13 +45,12 @@ static mixp_tensor *cell(mixp_tensor *w, mixp_tensor *u, mixp_tensor *h, int at,
 /* The state of the last step kept as a tensor, read early in this step and late in it, where other
  * tensors have long been made. */
 static void a_state_kept_as_a_tensor(void) {
-    int late, at;
-    for (late = 0; late < 2; late++) {
+    for (int late = 0; late < 2; late++) {
         mixp_tensor *w, *u, *h = NULL;
         ctx = mixp_context_new(NULL);
         w = filled("w", 2, square);
         u = filled("u", 2, square);
-        for (at = 0; at < 9; at++) {
+        for (int at = 0; at < 9; at++) {
             mixp_tensor *old = h;
             mixp_step_begin(ctx);
             h = cell(w, u, NULL, at, late);
@@ -69,14 +65,12 @@ static void a_state_kept_as_a_tensor(void) {
 /* Each call that is given a tensor of the step before says so, and what to do. */
 static void every_call_refuses_it(void) {
     mixp_tensor *t, *live, *parts[2];
-    mixp_optimizer *opt;
     mixp_look look;
     float x[16];
-    int i;
     ctx = mixp_context_new(NULL);
-    opt = new_sgd(ctx);
+    mixp_optimizer *opt = new_sgd(ctx);
     live = filled("w", 2, square);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_step_begin(ctx);
         t = mixp_tanh(ctx, live);
         mixp_step_begin(ctx);
@@ -152,8 +146,7 @@ static void losses_in_a_list(int apart) {
 }
 
 static void losses_kept_in_a_list(void) {
-    int apart;
-    for (apart = 1; apart <= 12; apart++) losses_in_a_list(apart);
+    for (int apart = 1; apart <= 12; apart++) losses_in_a_list(apart);
     losses_in_a_list(50);
     losses_in_a_list(100);
 }
@@ -173,39 +166,36 @@ static void a_state_is_carried(void) {
     mixp_context_desc d;
     double state[16] = { 0 }, next[16];
     float w[16], u[16], got[16];
-    mixp_tensor *tw, *tu, *h;
     int64_t allocations = 0;
-    int at, i, r, c;
     memset(&d, 0, sizeof d);
     kernels.convert = copies_kernel;
     device.kernels = &kernels;
     d.device = &device;
     ctx = mixp_context_new(&d);
-    tw = filled("w", 2, square);
-    tu = filled("u", 2, square);
-    h = mixp_param(ctx, "h", MIXP_F32, 2, square);
+    mixp_tensor *tw = filled("w", 2, square);
+    mixp_tensor *tu = filled("u", 2, square);
+    mixp_tensor *h = mixp_param(ctx, "h", MIXP_F32, 2, square);
     mixp_tensor_set_requires_grad(h, 0);
     mixp_read(tw, w, MIXP_F32, 16);
     mixp_read(tu, u, MIXP_F32, 16);
-    for (at = 0; at < 6; at++) {
-        mixp_tensor *new_h;
+    for (int at = 0; at < 6; at++) {
         mixp_step_begin(ctx);
         tw->grad = tu->grad = NULL;
-        new_h = cell(tw, tu, h, at, 0);
+        mixp_tensor *new_h = cell(tw, tu, h, at, 0);
         CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, new_h, MIXP_ALL, 0)), MIXP_OK);
         copies = 0;
         CHECK_INT(mixp_copy(h, new_h), MIXP_OK);
         CHECK_INT(copies, 1);
-        for (r = 0; r < 4; r++)
-            for (c = 0; c < 4; c++) {
+        for (int r = 0; r < 4; r++)
+            for (int c = 0; c < 4; c++) {
                 double z = 0;
-                for (i = 0; i < 4; i++)
+                for (int i = 0; i < 4; i++)
                     z += (double)number(r * 4 + i + at) * w[c * 4 + i] + state[r * 4 + i] * u[c * 4 + i];
                 next[r * 4 + c] = tanh(z);
             }
         memcpy(state, next, sizeof state);
         CHECK_INT(mixp_read(h, got, MIXP_F32, 16), MIXP_OK);
-        for (i = 0; i < 16; i++) CHECK_NEAR(got[i], state[i], 1e-5);
+        for (int i = 0; i < 16; i++) CHECK_NEAR(got[i], state[i], 1e-5);
         if (at == 1) allocations = mixp_context_memory(ctx).allocations;
     }
     CHECK_INT(mixp_context_memory(ctx).allocations, allocations);
@@ -216,22 +206,18 @@ static void a_state_is_carried(void) {
 /* Between dtypes, onto itself; and what it refuses. */
 static void what_mixp_copy_takes(void) {
     static const float x[4] = { 1.0f, -2.5f, 65504.0f, 1e-7f };
-    mixp_tensor *a, *b, *ids;
-    mixp_context *other;
     float got[4];
-    uint64_t version;
-    int i;
     ctx = mixp_context_new(NULL);
-    other = mixp_context_new(NULL);
-    a = mixp_param(ctx, "a", MIXP_F32, 1, four);
-    b = mixp_param(ctx, "b", MIXP_F16, 1, four);
-    ids = mixp_input(ctx, MIXP_I32, 1, four, x);
+    mixp_context *other = mixp_context_new(NULL);
+    mixp_tensor *a = mixp_param(ctx, "a", MIXP_F32, 1, four);
+    mixp_tensor *b = mixp_param(ctx, "b", MIXP_F16, 1, four);
+    mixp_tensor *ids = mixp_input(ctx, MIXP_I32, 1, four, x);
     mixp_write(a, x, MIXP_F32, 4);
-    version = b->version;
+    uint64_t version = b->version;
     CHECK_INT(mixp_copy(b, a), MIXP_OK);
     CHECK(b->version > version);
     CHECK_INT(mixp_read(b, got, MIXP_F32, 4), MIXP_OK);
-    for (i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++)
         CHECK_NEAR(got[i], mixp_f32_from_f16(mixp_f16_from_f32(x[i])), 0);
     CHECK_INT(mixp_copy(a, a), MIXP_OK);
     CHECK_INT(mixp_copy(NULL, a), MIXP_ERR_ARGUMENT);
@@ -255,8 +241,7 @@ static void what_mixp_copy_takes(void) {
 static mixp_result twice_infer(mixp_call *c)
 { return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape); }
 static mixp_result twice_forward(mixp_call *c) {
-    int64_t i;
-    for (i = 0; i < c->out->count; i++)
+    for (int64_t i = 0; i < c->out->count; i++)
         mixp_put(mixp_call_y(c), i, 2.0f * mixp_get(mixp_call_x(c, 0), i));
     return MIXP_OK;
 }
@@ -266,8 +251,7 @@ static mixp_result twice_unread(mixp_call *c) {
 }
 static mixp_result twice_backward(mixp_call *c) {
     mixp_out dx = mixp_call_dx(c, 0);
-    int64_t i;
-    for (i = 0; dx.data && i < c->out->count; i++) mixp_put(dx, i, 2.0f * mixp_get(mixp_call_dy(c), i));
+    for (int64_t i = 0; dx.data && i < c->out->count; i++) mixp_put(dx, i, 2.0f * mixp_get(mixp_call_dy(c), i));
     return MIXP_OK;
 }
 static mixp_tensor *own(const op_in *o) {
@@ -329,18 +313,15 @@ static float first_grads[OP_INPUTS][16], grads[OP_INPUTS][16];
 static mixp_result walk(const op_row *r, const char *name, int wanted, char written, float out[OP_INPUTS][16]) {
     op_input in[OP_INPUTS];
     const int n = op_inputs(r, in);
-    mixp_tensor *y, *loss, *t;
-    mixp_result got;
-    op_in o;
     ctx = mixp_context_new(NULL);
-    o = operands_of(r, in, n, wanted);
-    y = r->run(&o);
-    loss = y && y->count > 1 ? mixp_mean(ctx, mixp_scale(ctx, y, 3.0f), MIXP_ALL, 0) : y;
+    op_in o = operands_of(r, in, n, wanted);
+    mixp_tensor *y = r->run(&o);
+    mixp_tensor *loss = y && y->count > 1 ? mixp_mean(ctx, mixp_scale(ctx, y, 3.0f), MIXP_ALL, 0) : y;
 
     /* The vectors of means and of the loss are there already: only what the row says may matter. */
-    t = !written ? NULL : written == 'r' ? y : *op_operand(&o, written);
+    mixp_tensor *t = !written ? NULL : written == 'r' ? y : *op_operand(&o, written);
     if (t) CHECK_INT(mixp_fill(t, t->dtype == MIXP_I32 ? 3.0 : 0.125), MIXP_OK);
-    got = mixp_backward(ctx, loss);
+    mixp_result got = mixp_backward(ctx, loss);
     memset(out, 0, OP_INPUTS * sizeof out[0]);
     for (int i = 0; i < n; i++) {
         t = *op_operand(&o, in[i].letter);
@@ -386,19 +367,16 @@ static void who_has_written(void) {
     static const char *const by[] = { "mixp_write", "mixp_fill", "mixp_init", "mixp_tensor_touch",
                                       "mixp_copy", "an optimizer" };
     float x[16] = { 0 };
-    int i;
-    for (i = 0; i < 6; i++) {
-        mixp_tensor *w, *other, *once, *twice;
-        mixp_optimizer *opt;
+    for (int i = 0; i < 6; i++) {
         ctx = mixp_context_new(NULL);
-        w = filled("fc.w", 2, square);
-        other = filled("other", 2, square);
-        opt = new_sgd(ctx);
+        mixp_tensor *w = filled("fc.w", 2, square);
+        mixp_tensor *other = filled("other", 2, square);
+        mixp_optimizer *opt = new_sgd(ctx);
         mixp_optimizer_add(opt, w, NULL);
         mixp_optimizer_add(opt, other, NULL);
         mixp_step_begin(ctx);
-        once = mixp_mean(ctx, mixp_mul(ctx, w, other), MIXP_ALL, 0);
-        twice = mixp_sum(ctx, mixp_mul(ctx, w, other), MIXP_ALL, 0);
+        mixp_tensor *once = mixp_mean(ctx, mixp_mul(ctx, w, other), MIXP_ALL, 0);
+        mixp_tensor *twice = mixp_sum(ctx, mixp_mul(ctx, w, other), MIXP_ALL, 0);
         CHECK_INT(mixp_backward(ctx, once), MIXP_OK);
         if (i == 0) mixp_write(w, x, MIXP_F32, 16);
         if (i == 1) mixp_fill(w, 1.0);
@@ -416,16 +394,14 @@ static void who_has_written(void) {
 /* Two shapes of one memory: what is written through one is written for those who read the other. */
 static void written_through_another_shape(void) {
     const int64_t sixteen[1] = { 16 };
-    int which;
-    for (which = 0; which < 4; which++) {
-        mixp_tensor *w, *h, *flat, *again, *loss;
+    for (int which = 0; which < 4; which++) {
         ctx = mixp_context_new(NULL);
-        w = filled("w", 2, square);
+        mixp_tensor *w = filled("w", 2, square);
         mixp_step_begin(ctx);
-        h = mixp_scale(ctx, w, 2.0f);
-        flat = mixp_reshape(ctx, h, 1, sixteen);
-        again = mixp_reshape(ctx, flat, 2, square);
-        loss = mixp_add(ctx, mixp_mean(ctx, mixp_gelu(ctx, which < 2 ? flat : h), MIXP_ALL, 0),
+        mixp_tensor *h = mixp_scale(ctx, w, 2.0f);
+        mixp_tensor *flat = mixp_reshape(ctx, h, 1, sixteen);
+        mixp_tensor *again = mixp_reshape(ctx, flat, 2, square);
+        mixp_tensor *loss = mixp_add(ctx, mixp_mean(ctx, mixp_gelu(ctx, which < 2 ? flat : h), MIXP_ALL, 0),
                         mixp_mean(ctx, again, MIXP_ALL, 0));
         mixp_fill(which == 0 ? h : which == 1 || which == 2 ? again : flat, 1.0);
         CHECK_INT(mixp_backward(ctx, loss), MIXP_ERR_ORDER);
@@ -450,16 +426,14 @@ static void written_behind_a_low_copy(void) {
 
 /* Legal: what is written after the walk, before the forward pass, or read by nothing that is walked. */
 static void written_in_time(void) {
-    mixp_tensor *w, *b, *h;
-    int i;
     ctx = mixp_context_new(NULL);
-    w = filled("w", 2, square);
-    b = filled("b", 2, square);
-    for (i = 0; i < 3; i++) {
+    mixp_tensor *w = filled("w", 2, square);
+    mixp_tensor *b = filled("b", 2, square);
+    for (int i = 0; i < 3; i++) {
         mixp_step_begin(ctx);
         w->grad = b->grad = NULL;
         mixp_fill(b, 1.0 + i);
-        h = mixp_mul(ctx, w, b);
+        mixp_tensor *h = mixp_mul(ctx, w, b);
         MIXP_NO_GRAD(ctx) { mixp_gelu(ctx, h); }
         CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, h, MIXP_ALL, 0)), MIXP_OK);
         mixp_fill(b, 7.0);

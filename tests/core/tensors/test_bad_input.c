@@ -21,14 +21,13 @@ static long requests_left = -1;         /* until one fails; -1: none does */
 static long pieces, overruns;
 
 static void *watched_allocate(size_t bytes, void *user) {
-    unsigned char *p;
     (void)user;
     if (requests_left == 0) {
         requests_left = -1;
         return NULL;
     }
     if (requests_left > 0) requests_left--;
-    p = malloc(BEFORE + bytes + BEHIND);
+    unsigned char *p = malloc(BEFORE + bytes + BEHIND);
     if (!p) return NULL;
     memcpy(p, &bytes, sizeof bytes);
     memset(p + BEFORE + bytes, 0xA5, BEHIND);
@@ -72,10 +71,9 @@ static void context_close(mixp_context *ctx) {
 
 static mixp_tensor *matrix(mixp_context *ctx, const char *name, int64_t rows, int64_t cols) {
     int64_t shape[2];
-    mixp_tensor *t;
     shape[0] = rows;
     shape[1] = cols;
-    t = mixp_param(ctx, name, MIXP_F32, 2, shape);
+    mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, 2, shape);
     mixp_init_normal(t, 0, 0.1);
     return t;
 }
@@ -83,10 +81,9 @@ static mixp_tensor *matrix(mixp_context *ctx, const char *name, int64_t rows, in
 /* A step whose loss is the sum of the squares of n parameters. */
 static mixp_result step(mixp_context *ctx, mixp_optimizer *opt, mixp_tensor **p, int n) {
     mixp_tensor *loss = NULL;
-    int i;
     mixp_step_begin(ctx);
     mixp_zero_grad(opt);
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         mixp_tensor *sum = mixp_sum(ctx, mixp_mul(ctx, p[i], p[i]), MIXP_ALL, 0);
         loss = loss ? mixp_add(ctx, loss, sum) : sum;
     }
@@ -201,8 +198,7 @@ static void sample_then_add(void) {
     mixp_tensor *p[N];
     mixp_underflow u;
     char name[16];
-    int i;
-    for (i = 0; i < N; i++) {
+    for (int i = 0; i < N; i++) {
         snprintf(name, sizeof name, "p%d", i);
         p[i] = matrix(ctx, name, 2, 2);
         mixp_optimizer_add(opt, p[i], NULL);
@@ -229,8 +225,7 @@ static int add_fails(int muon, int n, int64_t side, long fails, float *weights) 
     mixp_tensor *p[40];
     mixp_result r = MIXP_OK;
     char name[16];
-    int i;
-    for (i = 0; i <= n; i++) {
+    for (int i = 0; i <= n; i++) {
         snprintf(name, sizeof name, "p%d", i);
         p[i] = matrix(ctx, name, i == n ? side : 3, 4);
         if (i < n) mixp_optimizer_add(opt, p[i], NULL);
@@ -241,7 +236,7 @@ static int add_fails(int muon, int n, int64_t side, long fails, float *weights) 
     requests_left = -1;
     mixp_context_clear_error(ctx);
     if (r != MIXP_OK || fails < 0) CHECK_INT(step(ctx, opt, p, n), MIXP_OK);
-    for (i = 0; i < n; i++) mixp_read(p[i], weights + 12 * i, MIXP_F32, 12);
+    for (int i = 0; i < n; i++) mixp_read(p[i], weights + 12 * i, MIXP_F32, 12);
     if (r != MIXP_OK) {
         CHECK_INT(r, MIXP_ERR_MEMORY);
         CHECK_INT(mixp_optimizer_add(opt, p[n], NULL), MIXP_OK);
@@ -289,9 +284,8 @@ static void slice_of_any_number(void) {
     static const int64_t ends[4] = { INT64_MIN, INT64_MAX, -INT64_MAX, 0 };
     mixp_context *ctx = context_of(NULL);
     mixp_tensor *x = matrix(ctx, "x", 4, 4);
-    int i, k;
-    for (i = 0; i < 4; i++)
-        for (k = 0; k < 4; k++) {
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 4; k++) {
             const int from_0 = ends[i] == 0 && ends[k] == 0;    /* no elements */
             CHECK_INT(mixp_slice(ctx, x, 0, ends[i], ends[k]) != NULL, from_0);
             CHECK_INT(mixp_context_error(ctx, NULL), from_0 ? MIXP_OK : MIXP_ERR_SHAPE);
@@ -304,8 +298,7 @@ static void slice_of_any_number(void) {
 static void cast_of_another_class(void) {
     mixp_context *ctx = context_of(NULL);
     mixp_tensor *x = matrix(ctx, "x", 4, 4), *y = NULL;
-    int cls;
-    for (cls = 0; cls < MIXP_CLASS_COUNT; cls++) {
+    for (int cls = 0; cls < MIXP_CLASS_COUNT; cls++) {
         mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_CAST), (mixp_op_class)cls);
         mixp_step_begin(ctx);
         MIXP_AUTOCAST(ctx, MIXP_F16) {
@@ -367,20 +360,18 @@ static void pinned_cast_of_the_first_step(void) {
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_BF16, 2, shape);
     mixp_dtype stored[3];
     mixp_site_info site;
-    int i, k;
     mixp_init_normal(w, 0, 0.1);
     mixp_guard_start(ctx, NULL);
     CHECK_INT(mixp_guard_pin(ctx, "w: cast", MIXP_F32), MIXP_OK);
-    for (i = 0; i < 3; i++) {
-        mixp_tensor *x;
+    for (int i = 0; i < 3; i++) {
         mixp_step_begin(ctx);
         mixp_autocast_open_with(ctx, &region);
-        x = mixp_activation(ctx, MIXP_F16, 2, shape);
+        mixp_tensor *x = mixp_activation(ctx, MIXP_F16, 2, shape);
         mixp_fill(x, 1);
         CHECK(mixp_linear(ctx, x, w, NULL) != NULL);
         mixp_autocast_close(ctx, 0);
         stored[i] = MIXP_DTYPE_COUNT;
-        for (k = 0; mixp_site(ctx, k, &site); k++)
+        for (int k = 0; mixp_site(ctx, k, &site); k++)
             if (strcmp(site.name, "w: cast") == 0) stored[i] = site.dtype;
     }
     CHECK_INT(stored[0], MIXP_BF16);
@@ -395,19 +386,17 @@ static void save_with_large_counts(const char *path, int32_t count) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
     mixp_safetensors *file;
     mixp_st_entry *all;
-    int32_t *states;
     char error[MIXP_MESSAGE_SIZE];
-    int64_t i, k, n;
     CHECK_INT(mixp_safetensors_read(path, &file, error, sizeof error), MIXP_OK);
-    n = mixp_safetensors_count(file);
+    int64_t n = mixp_safetensors_count(file);
     all = calloc((size_t)n, sizeof *all);
-    states = NULL;
-    for (i = 0; i < n; i++) {
+    int32_t *states = NULL;
+    for (int64_t i = 0; i < n; i++) {
         all[i] = *mixp_safetensors_at(file, i);
         if (strcmp(all[i].name, "mixprec.guard.states") != 0) continue;
         states = malloc(all[i].bytes);
         memcpy(states, all[i].data, all[i].bytes);
-        for (k = 0; k < all[i].shape[0]; k++)
+        for (int64_t k = 0; k < all[i].shape[0]; k++)
             states[k * all[i].shape[1] + 1] = states[k * all[i].shape[1] + 2] = count;
         all[i].data = states;
     }
@@ -429,15 +418,13 @@ static void guard_counts_of_a_file(void) {
     mixp_checkpoint what;
     mixp_site_info site;
     char path[64];
-    int i;
     snprintf(path, sizeof path, "/tmp/mixprec_bad_%ld.st", (long)getpid());
     memset(&guard, 0, sizeof guard);
     memset(&what, 0, sizeof what);
     guard.every = 1;
     what.ctx = ctx;
     mixp_guard_start(ctx, &guard);
-    for (i = 0; i < 5; i++) {
-        mixp_tensor *x;
+    for (int i = 0; i < 5; i++) {
         mixp_step_begin(ctx);
         if (i == 2) {
             CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
@@ -449,7 +436,7 @@ static void guard_counts_of_a_file(void) {
             mixp_step_begin(ctx);
         }
         mixp_autocast_open_with(ctx, &region);
-        x = mixp_activation(ctx, MIXP_F16, 2, shape);
+        mixp_tensor *x = mixp_activation(ctx, MIXP_F16, 2, shape);
         mixp_fill(x, i < 2 ? 1 : 6e4);
         mixp_fill(w, i < 2 ? 0.1 : 10);
         mixp_linear(ctx, x, w, NULL);
@@ -471,11 +458,10 @@ static void message_of_many_operators(void) {
     mixp_context *ctx = context_of(NULL);
     mixp_tensor  *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
     const char   *message;
-    int           i;
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
-    for (i = 0; i < 70; i++) CHECK(mixp_scale(ctx, w, 2.0f) != NULL);
+    for (int i = 0; i < 70; i++) CHECK(mixp_scale(ctx, w, 2.0f) != NULL);
     requests_left = 0;
-    for (i = 0; i < 10000 && mixp_scale(ctx, w, 2.0f); i++) continue;
+    for (int i = 0; i < 10000 && mixp_scale(ctx, w, 2.0f); i++) continue;
     requests_left = -1;
     CHECK_INT(mixp_context_error(ctx, &message), MIXP_ERR_MEMORY);
     CHECK_TEXT(message, " operators were applied since mixp_step_begin: if they are of several steps");
@@ -491,10 +477,9 @@ static void nll_without_memory(void) {
     int at;
     for (at = 0; !y; at++) {
         mixp_context *ctx = context_of(NULL);
-        mixp_tensor *in, *ids;
         CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
-        in = mixp_input(ctx, MIXP_BF16, 2, shape, x);
-        ids = mixp_input(ctx, MIXP_I32, 1, shape, targets);
+        mixp_tensor *in = mixp_input(ctx, MIXP_BF16, 2, shape, x);
+        mixp_tensor *ids = mixp_input(ctx, MIXP_I32, 1, shape, targets);
         requests_left = at;
         y = mixp_nll(ctx, in, ids, MIXP_IGNORE);
         requests_left = -1;
@@ -543,17 +528,15 @@ static mixp_tensor *low_weight(mixp_context *ctx, mixp_optimizer **opt) {
 /* A step that subtracts 1 / 4096 of each master, which no weight shows. Two ranks take their mean of a
  * gradient and of the other rank's, here 0. */
 static void low_step(mixp_optimizer *opt, int ranks) {
-    int i;
-    for (i = 0; i < 4; i++) low_grad[i] = (float)ranks / 4096;
+    for (int i = 0; i < 4; i++) low_grad[i] = (float)ranks / 4096;
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
 }
 
 /* So many such steps have changed the masters. */
 static void masters_are(const mixp_optimizer *opt, const mixp_tensor *low, int steps) {
     float master[4];
-    int i;
     CHECK_INT(mixp_optimizer_read(opt, low, MIXP_STATE_MASTER, master, 4), MIXP_OK);
-    for (i = 0; i < 4; i++) CHECK_NEAR(master[i], (float)(i + 1) - (float)steps / 4096, 0);
+    for (int i = 0; i < 4; i++) CHECK_NEAR(master[i], (float)(i + 1) - (float)steps / 4096, 0);
 }
 
 /* A written low weight needs memory for its master once: without it the step says so. */
@@ -577,17 +560,14 @@ static void written_weight_without_memory(void) {
 static void loaded_weights_have_their_digits(void) {
     const mixp_ranks_desc ranks = two_ranks();
     char path[64];
-    int way;
     snprintf(path, sizeof path, "/tmp/mixprec_bad_input_%ld.safetensors", (long)getpid());
-    for (way = 0; way < 4; way++) {
+    for (int way = 0; way < 4; way++) {
         mixp_ranks_desc own = ranks;
-        mixp_context *ctx;
         mixp_optimizer *opt;
-        mixp_tensor *low;
         mixp_checkpoint all;
         own.shard = 0;
-        ctx = context_of(way == 3 ? &own : NULL);
-        low = low_weight(ctx, &opt);
+        mixp_context *ctx = context_of(way == 3 ? &own : NULL);
+        mixp_tensor *low = low_weight(ctx, &opt);
         memset(&all, 0, sizeof all);
         all.ctx = ctx;
         if (way == 1) CHECK_INT(mixp_checkpoint_save_weights(path, ctx), MIXP_OK);
@@ -617,21 +597,16 @@ static void failed_step_of_a_bad_buffer(void) {
     static const int64_t shape[1] = { 4 };
     static const float bad[4] = { 1, INFINITY, 1, 1 }, good[4] = { 1, 2, 3, 4 };
     mixp_ranks_desc ranks = two_ranks();
-    mixp_context *ctx;
-    mixp_scaler *scaler;
-    mixp_optimizer *opt;
-    mixp_tensor *w, *h;
     float held[4];
-    int fails;
     ranks.shard = 0;
     ranks.sum = cut_sum;
-    ctx = context_of(&ranks);
-    scaler = mixp_scaler_new(ctx, NULL);
-    opt = mixp_optimizer_new(ctx, NULL);
-    w = matrix(ctx, "w", 2, 2);
-    h = mixp_buffer(ctx, "h", MIXP_F32, 1, shape);
+    mixp_context *ctx = context_of(&ranks);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_tensor *w = matrix(ctx, "w", 2, 2);
+    mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 1, shape);
     CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
-    for (fails = 1; fails >= 0; fails--) {
+    for (int fails = 1; fails >= 0; fails--) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         CHECK_INT(mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_sum(ctx, w, MIXP_ALL, 0))), MIXP_OK);

@@ -41,7 +41,6 @@ static training train(void *memory, size_t bytes, int steps) {
     float x[2 * POINTS], y[POINTS];
     mixp_context_desc d;
     training t;
-    int i, step;
     memset(&t, 0, sizeof t);
     memset(&d, 0, sizeof d);
     d.memory = memory;
@@ -49,16 +48,16 @@ static training train(void *memory, size_t bytes, int steps) {
     d.threads = 1;
     t.ctx = mixp_context_new(&d);
     if (!t.ctx) return t;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         t.w[i] = mixp_param(t.ctx, i ? "w1" : "w0", MIXP_F32, 2, shape[i]);
         mixp_init_xavier_normal(t.w[i], 1.0);
     }
     t.opt = mixp_optimizer_new(t.ctx, NULL);
-    for (i = 0; i < 2; i++) mixp_optimizer_add(t.opt, t.w[i], NULL);
+    for (int i = 0; i < 2; i++) mixp_optimizer_add(t.opt, t.w[i], NULL);
     t.scaler = mixp_scaler_new(t.ctx, NULL);
-    for (step = 0; step < steps; step++) {
+    for (int step = 0; step < steps; step++) {
         mixp_tensor *h, *loss = NULL;
-        for (i = 0; i < POINTS; i++) {
+        for (int i = 0; i < POINTS; i++) {
             x[2 * i] = (float)(i % 8) / 4.0f - 1.0f;
             x[2 * i + 1] = (float)(i / 8) / 2.0f - 1.0f;
             y[i] = x[2 * i] * x[2 * i + 1];
@@ -83,7 +82,6 @@ static training train(void *memory, size_t bytes, int steps) {
 static void test_training_from_a_block(void) {
     training by_malloc = train(NULL, 0, 20), by_block;
     float w[2][2 * HIDDEN];
-    size_t i;
     CHECK(forbidden > 0);               /* the wrapper is in place */
     CHECK_INT(mixp_read(by_malloc.w[0], w[0], MIXP_F32, 2 * HIDDEN), MIXP_OK);
     mixp_context_free(by_malloc.ctx);
@@ -96,7 +94,7 @@ static void test_training_from_a_block(void) {
     CHECK_NEAR(by_block.loss, by_malloc.loss, 0.0);
     mixp_context_free(by_block.ctx);
     CHECK_INT(forbidden, 0);
-    for (i = BLOCK; i < sizeof block; i++) CHECK_INT(block[i], 0x5A);
+    for (size_t i = BLOCK; i < sizeof block; i++) CHECK_INT(block[i], 0x5A);
 }
 
 /* What it says is enough, at any alignment, and 64 bytes less is not. */
@@ -125,17 +123,15 @@ static void test_how_much_it_needs(void) {
 
 /* At every size: a context that trains, one with MIXP_ERR_MEMORY, or none; nothing beyond the end. */
 static void test_every_size(void) {
-    size_t bytes, i;
     int trained = 0, refused = 0, none = 0;
-    for (bytes = 0; bytes < 300000; bytes += bytes < 2000 ? 17 : 4099) {
-        training t;
+    for (size_t bytes = 0; bytes < 300000; bytes += bytes < 2000 ? 17 : 4099) {
         memset(block + bytes, 0x5A, 64);
-        t = train(block, bytes, 2);
+        training t = train(block, bytes, 2);
         if (!t.ctx) none++;
         else if (mixp_context_error(t.ctx, NULL) == MIXP_OK) trained++;
         else refused += mixp_context_error(t.ctx, NULL) == MIXP_ERR_MEMORY;
         mixp_context_free(t.ctx);
-        for (i = 0; i < 64; i++) CHECK_INT(block[bytes + i], 0x5A);
+        for (size_t i = 0; i < 64; i++) CHECK_INT(block[bytes + i], 0x5A);
     }
     CHECK(none > 10 && refused > 10 && trained > 0);
 }
@@ -143,19 +139,17 @@ static void test_every_size(void) {
 /* What is freed is taken again, in any order, and neighbours are joined. */
 static void test_a_block_is_used_again(void) {
     mixp_context_desc d;
-    mixp_context *ctx;
     mixp_optimizer *opt[8];
     mixp_optimizer_desc large = mixp_sgd_defaults();
     size_t need = 0;
-    int round, i;
     memset(&d, 0, sizeof d);
     d.memory = block;
     d.memory_bytes = BLOCK;
     d.threads = 1;
-    ctx = mixp_context_new(&d);
-    for (round = 0; round < 20; round++) {
-        for (i = 0; i < 8; i++) opt[i] = new_sgd(ctx);
-        for (i = 0; i < 8; i++) CHECK_INT(mixp_optimizer_free(opt[(5 * i + round) % 8]), MIXP_OK);
+    mixp_context *ctx = mixp_context_new(&d);
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < 8; i++) opt[i] = new_sgd(ctx);
+        for (int i = 0; i < 8; i++) CHECK_INT(mixp_optimizer_free(opt[(5 * i + round) % 8]), MIXP_OK);
         if (round == 0) need = mixp_context_memory(ctx).block;
         CHECK_INT(mixp_context_memory(ctx).block, need);
     }

@@ -71,19 +71,17 @@ static int64_t entries(const char *path) {
 /* What a save holds is no matter of the saves before it: another program could not load it. */
 static void a_save_is_as_those_before_it(void) {
     two             m, other;
-    mixp_checkpoint one, both, there;
-    int64_t         before;
     two_new(&m, "view");
-    one = what_of(&m, 1);
-    both = what_of(&m, 2);
+    mixp_checkpoint one = what_of(&m, 1);
+    mixp_checkpoint both = what_of(&m, 2);
     CHECK_INT(mixp_checkpoint_save(file, &one), MIXP_OK);
-    before = entries(file);
+    int64_t before = entries(file);
     CHECK_INT(mixp_checkpoint_save(file, &both), MIXP_OK);
     CHECK_INT(mixp_checkpoint_save(file, &one), MIXP_OK);
     CHECK_INT(entries(file), before);
     two_new(&other, "view");
     memset(other.memory, 0, sizeof other.memory);
-    there = what_of(&other, 1);
+    mixp_checkpoint there = what_of(&other, 1);
     CHECK_INT(mixp_checkpoint_load(file, &there), MIXP_OK);
     quiet(other.ctx);
     CHECK(memcmp(other.memory, values, sizeof values) == 0);    /* a view that an optimizer trains */
@@ -94,13 +92,11 @@ static void a_save_is_as_those_before_it(void) {
 /* The second optimizer's view has no name: that call is refused, and no later one. */
 static void a_refused_save_changes_nothing(void) {
     two             m;
-    mixp_checkpoint none;
-    mixp_tensor    *loose;
     float           memory[4] = { 0 };
     two_new(&m, "view");
-    loose = mixp_view(m.ctx, "", MIXP_F32, 1, four, memory);
+    mixp_tensor *loose = mixp_view(m.ctx, "", MIXP_F32, 1, four, memory);
     mixp_tensor_set_requires_grad(loose, 1);
-    none = what_of(&m, 2);
+    mixp_checkpoint none = what_of(&m, 2);
     CHECK_INT(mixp_checkpoint_save(file, &none), MIXP_OK);
     {
         mixp_optimizer *third = new_sgd(m.ctx);
@@ -117,9 +113,8 @@ static void a_refused_save_changes_nothing(void) {
 /* Weights alone: of views those that an optimizer trains, while it does. */
 static void weights_go_to_trained_views(void) {
     two             m, other;
-    mixp_checkpoint both;
     two_new(&m, "view");
-    both = what_of(&m, 2);
+    mixp_checkpoint both = what_of(&m, 2);
     CHECK_INT(mixp_checkpoint_save(file, &both), MIXP_OK);
     two_new(&other, "view");
     memset(other.memory, 0, sizeof other.memory);
@@ -269,8 +264,7 @@ static void a_walk_within_as_many_regions_as_may_be(void) {
 static void a_region_too_many_is_left_all_the_same(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_autocast region = { MIXP_BF16, 2, NULL };
-    int           i;
-    for (i = 0; i < 64; i++) CHECK_INT(mixp_autocast_open_with(ctx, &region), i);
+    for (int i = 0; i < 64; i++) CHECK_INT(mixp_autocast_open_with(ctx, &region), i);
     MIXP_AUTOCAST(ctx, MIXP_F16) {
         MIXP_NO_GRAD(ctx) {
             CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_BF16);
@@ -381,16 +375,14 @@ static mixp_result convert_or_not(const mixp_exec *x, const mixp_convert_args *k
 /* A parameter's, and a view's, whose numbers nobody wrote by a call. */
 static void a_cast_that_failed_is_made_again(void) {
     mixp_context_desc d;
-    mixp_context *ctx;
-    int           i;
     device = *mixp_cpu();
     kernels = *device.kernels;
     kernels.convert = convert_or_not;
     device.kernels = &kernels;
     memset(&d, 0, sizeof d);
     d.device = &device;
-    ctx = mixp_context_new(&d);
-    for (i = 0; i < 2; i++) {
+    mixp_context *ctx = mixp_context_new(&d);
+    for (int i = 0; i < 2; i++) {
         float        data[4], got[4] = { 0 };
         mixp_tensor *low, *p = i ? mixp_view(ctx, "v", MIXP_F32, 1, four, data)
                                  : mixp_param(ctx, "p", MIXP_F32, 1, four);
@@ -412,17 +404,13 @@ static void a_cast_that_failed_is_made_again(void) {
 static void steps_when_tried_again(mixp_dtype dtype, int *failure) {
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context_desc d;
-    mixp_context   *ctx;
-    mixp_optimizer *opt;
-    mixp_tensor    *p;
     float           got[4];
-    int             i;
     memset(&d, 0, sizeof d);
     d.device = &device;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     sgd.lr = 1;
-    opt = mixp_optimizer_new(ctx, &sgd);
-    p = mixp_param(ctx, "p", dtype, 1, four);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
+    mixp_tensor *p = mixp_param(ctx, "p", dtype, 1, four);
     CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
     CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
     mixp_step_begin(ctx);
@@ -433,7 +421,7 @@ static void steps_when_tried_again(mixp_dtype dtype, int *failure) {
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
     CHECK_INT(mixp_read(p, got, MIXP_F32, 4), MIXP_OK);
-    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
+    for (int i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
     mixp_context_free(ctx);
 }
 
@@ -472,11 +460,10 @@ static void an_evaluation_explains_no_skip(void) {
     mixp_tensor     *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *loss = NULL;
     mixp_optimizer  *opt = new_sgd(ctx);
     mixp_scaler_desc d;
-    mixp_scaler     *scaler;
     float            x[2 * WIDTH];
     memset(&d, 0, sizeof d);
     d.init_scale = 1e12f;
-    scaler = mixp_scaler_new(ctx, &d);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
     for (int i = 0; i < 2 * WIDTH; i++) x[i] = (float)(i % 3) - 1.5f;
     mixp_init_normal(w, 0, 0.5);
     CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
@@ -563,18 +550,16 @@ static const char *sum_that_begins(void *user, void *data, int64_t count, mixp_d
 }
 
 static void a_hook_begins_no_step(void) {
-    mixp_tensor *p, *q, *loss;
     hooked = ranks_new(2, sum_that_begins);
-    p = mixp_param(hooked, "p", MIXP_F32, 1, four);
-    q = mixp_param(hooked, "q", MIXP_F32, 1, four);
+    mixp_tensor *p = mixp_param(hooked, "p", MIXP_F32, 1, four);
+    mixp_tensor *q = mixp_param(hooked, "q", MIXP_F32, 1, four);
     mixp_write(p, values, MIXP_F32, 4);
     mixp_write(q, values, MIXP_F32, 4);
     for (int step = 0; step < 2; step++) {
-        uint64_t steps;
         p->grad = q->grad = hooked_loss = NULL;
         mixp_step_begin(hooked);
-        steps = mixp_context_steps(hooked);
-        loss = mixp_sum(hooked, mixp_gelu(hooked, mixp_mul(hooked, mixp_gelu(hooked, p), q)), MIXP_ALL, 0);
+        uint64_t steps = mixp_context_steps(hooked);
+        mixp_tensor *loss = mixp_sum(hooked, mixp_gelu(hooked, mixp_mul(hooked, mixp_gelu(hooked, p), q)), MIXP_ALL, 0);
         of_step = of_walk = MIXP_OK;
         if (step) hooked_loss = mixp_sum(hooked, mixp_mul(hooked, p, q), MIXP_ALL, 0);
         CHECK_INT(mixp_backward(hooked, loss), MIXP_OK);

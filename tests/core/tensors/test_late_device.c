@@ -155,10 +155,9 @@ static void net_step(net *n) {
 
 /* In which of the steps 1, 2, ... the site of up.w was told of, if it was; 0 = never. */
 static int fell_in(net *n, int steps, mixp_event *first) {
-    int i, s;
-    for (s = 1; s <= steps; s++) {
+    for (int s = 1; s <= steps; s++) {
         net_step(n);
-        for (i = 0; mixp_guard_event(n->ctx, i, first); i++)
+        for (int i = 0; mixp_guard_event(n->ctx, i, first); i++)
             if (first->kind == MIXP_EVENT_OVERFLOW || first->kind == MIXP_EVENT_HIGH) return s;
     }
     return 0;
@@ -168,11 +167,10 @@ static void guard_tells_later(void) {
     mixp_device device = late_device();
     net here = net_on(mixp_cpu()), late = net_on(&device);
     mixp_event a, b;
-    int now, later, i;
     memset(&a, 0, sizeof a);
     memset(&b, 0, sizeof b);
-    now = fell_in(&here, 6, &a);
-    later = fell_in(&late, 6, &b);
+    int now = fell_in(&here, 6, &a);
+    int later = fell_in(&late, 6, &b);
     CHECK_INT(now, 1);
     CHECK(later > now && later <= now + 2);     /* "read two steps later" */
     CHECK_INT(b.kind, a.kind);
@@ -180,7 +178,7 @@ static void guard_tells_later(void) {
     CHECK_TEXT(a.site, "up.w");
     CHECK_TEXT(b.site, "up.w");
     CHECK(posts[0] > 0 && posts[1] > 0 && collected[0] > 0 && collected[1] > 0);
-    for (i = 0; i < 4; i++) {                   /* it stores f32 now: every step is applied */
+    for (int i = 0; i < 4; i++) {                   /* it stores f32 now: every step is applied */
         int64_t applied = mixp_scaler_verdict(late.scaler).applied;
         net_step(&late);
         CHECK_INT(mixp_scaler_verdict(late.scaler).applied, applied + 1);
@@ -195,8 +193,7 @@ static void guard_tells_later(void) {
 static void posts_that_fail(void) {
     static const char *const who[SLOTS] = { "guard: ", "guard: ", "mixp_optimizer_sample: " };
     mixp_device device = late_device();
-    int which;
-    for (which = 0; which < SLOTS; which++) {
+    for (int which = 0; which < SLOTS; which++) {
         net n = net_on(&device);
         refused = which;
         net_step(&n);
@@ -424,8 +421,7 @@ static void kernels_of(const mixp_kernels *k, const mixp_exec *x) {
 
 static void kernels_refuse(void) {
     mixp_context *ctx = context_of(NULL);
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
         if (d) kernels_of(d->kernels, mixp_context_exec(ctx));
     }

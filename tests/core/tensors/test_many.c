@@ -27,12 +27,11 @@ static const char *name_of(int i) {
 static void made_added_and_filled(mixp_context *ctx) {
     static const int64_t shape[2] = { 2, 3 };
     const clock_t from = clock();
-    mixp_optimizer *opt;
     int i, found = 0, in_order = 0;
     float last[6] = { 0 };
     for (i = 0; i < MANY; i++) mixp_param(ctx, name_of(i), MIXP_F32, 2, shape);
     CHECK_INT(mixp_init_all(ctx, "*.w", mixp_fill, 0.25), MIXP_OK);
-    opt = mixp_optimizer_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     CHECK_INT(mixp_optimizer_add_all(opt, "h.*"), MIXP_OK);
     for (i = 0; i < MANY; i++) {
         mixp_tensor *t = mixp_context_param(ctx, i);
@@ -62,11 +61,10 @@ static void in_a_context(void) {
 static void in_a_block(void) {
     const size_t bytes = (size_t)64 << 20;
     mixp_context_desc desc;
-    mixp_context *ctx;
     memset(&desc, 0, sizeof desc);
     desc.memory = malloc(bytes);
     desc.memory_bytes = bytes;
-    ctx = mixp_context_new(&desc);
+    mixp_context *ctx = mixp_context_new(&desc);
     made_added_and_filled(ctx);
     mixp_context_free(ctx);
     free(desc.memory);
@@ -101,16 +99,14 @@ static void overlaps(void) {
     int i, k, wrong = 0, added = 0, refused = 0;
     for (i = 0; i < MANY; i++) {
         int64_t shape[1];
-        mixp_tensor *w, *g;
-        mixp_result r;
         int at, free_here = 1;
         random = random * 1664525u + 1013904223u;
         shape[0] = 1 + (int64_t)(random >> 28) % 5;
         at = (int)((random >> 4) % (uint32_t)(ELEMENTS - 5));
-        w = mixp_view(ctx, "w", MIXP_F32, 1, shape, weights + at);
-        g = mixp_view(ctx, "g", MIXP_F32, 1, shape, grads + at);
+        mixp_tensor *w = mixp_view(ctx, "w", MIXP_F32, 1, shape, weights + at);
+        mixp_tensor *g = mixp_view(ctx, "g", MIXP_F32, 1, shape, grads + at);
         for (k = 0; k < shape[0]; k++) free_here &= !taken[at + k];
-        r = mixp_optimizer_add(opt, w, g);
+        mixp_result r = mixp_optimizer_add(opt, w, g);
         wrong += (r == MIXP_OK) != free_here;
         for (k = 0; k < shape[0]; k++) taken[at + k] |= (char)free_here;
         added += free_here;
@@ -129,17 +125,15 @@ static void overlaps(void) {
 static void shared_gradients(void) {
     static float weights[8], grad[4];
     static const int64_t shape[1] = { 4 };
-    int clears;
-    for (clears = 0; clears < 2; clears++) {
+    for (int clears = 0; clears < 2; clears++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_optimizer_desc d = mixp_adamw_defaults();
-        mixp_optimizer *opt, *other;
         mixp_tensor *a = mixp_view(ctx, "a", MIXP_F32, 1, shape, weights);
         mixp_tensor *b = mixp_view(ctx, "b", MIXP_F32, 1, shape, weights + 4);
         mixp_tensor *g = mixp_view(ctx, "g", MIXP_F32, 1, shape, grad);
         d.zero_grad = clears;
-        opt = mixp_optimizer_new(ctx, &d);
-        other = mixp_optimizer_new(ctx, NULL);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
+        mixp_optimizer *other = mixp_optimizer_new(ctx, NULL);
         CHECK_INT(mixp_optimizer_add(opt, b, g), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(other, b, g), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(opt, a, g), clears ? MIXP_ERR_ARGUMENT : MIXP_OK);

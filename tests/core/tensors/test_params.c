@@ -15,9 +15,8 @@ typedef struct model {
 
 static void model_open(model *m) {
     static const int64_t matrix[2] = { 3, 2 }, row[1] = { 3 };
-    int i;
     m->ctx = mixp_context_new(NULL);
-    for (i = 0; i < 6; i++)
+    for (int i = 0; i < 6; i++)
         m->t[i] = mixp_param(m->ctx, names[i], MIXP_F32, i % 2 ? 1 : 2, i % 2 ? row : matrix);
 }
 
@@ -50,13 +49,12 @@ static void initialised(void) {
     const char *why;
     model m, hand;
     float a[6], b[6];
-    int i;
     model_open(&m);
     model_open(&hand);
     CHECK_INT(mixp_init_all(m.ctx, "*.weight", mixp_init_kaiming_normal, 1.4), MIXP_OK);
     CHECK_INT(mixp_init_all(m.ctx, "enc.?.bias", mixp_fill, 0.25), MIXP_OK);
-    for (i = 0; i < 6; i += 2) mixp_init_kaiming_normal(hand.t[i], 1.4);
-    for (i = 0; i < 6; i += 2) {
+    for (int i = 0; i < 6; i += 2) mixp_init_kaiming_normal(hand.t[i], 1.4);
+    for (int i = 0; i < 6; i += 2) {
         mixp_read(m.t[i], a, MIXP_F32, 6);
         mixp_read(hand.t[i], b, MIXP_F32, 6);
         CHECK(memcmp(a, b, sizeof a) == 0 && (double)a[0] != 0.0);
@@ -77,14 +75,12 @@ static void initialised(void) {
 static void grouped(void) {
     mixp_optimizer_desc desc = mixp_adamw_defaults();
     mixp_param_group plain;
-    mixp_optimizer *opt, *other;
     model m;
-    int i;
     model_open(&m);
     desc.lr = 0.5;
     desc.weight_decay = 0.25;
-    opt = mixp_optimizer_new(m.ctx, &desc);
-    other = mixp_optimizer_new(m.ctx, &desc);
+    mixp_optimizer *opt = mixp_optimizer_new(m.ctx, &desc);
+    mixp_optimizer *other = mixp_optimizer_new(m.ctx, &desc);
     mixp_init_all(m.ctx, "*", mixp_fill, 8);
     CHECK_INT(mixp_optimizer_add(other, m.t[4], NULL), MIXP_OK);
     mixp_tensor_set_requires_grad(m.t[3], 0);
@@ -93,12 +89,11 @@ static void grouped(void) {
     plain.weight_decay = 0;
     CHECK_INT(mixp_optimizer_add_group(opt, &plain), 1);
     CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
-    for (i = 0; i < 6; i++) {
-        mixp_tensor *x, *loss;
+    for (int i = 0; i < 6; i++) {
         if (i == 3 || i == 4) continue;     /* frozen; of the other optimizer */
         mixp_step_begin(m.ctx);
-        x = mixp_scale(m.ctx, m.t[i], 0);
-        loss = mixp_sum(m.ctx, x, MIXP_ALL, 0);
+        mixp_tensor *x = mixp_scale(m.ctx, m.t[i], 0);
+        mixp_tensor *loss = mixp_sum(m.ctx, x, MIXP_ALL, 0);
         CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
     }
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
@@ -117,10 +112,9 @@ static void grouped(void) {
 
 static void rates(void) {
     mixp_param_group g;
-    mixp_optimizer *opt;
     model m;
     model_open(&m);
-    opt = mixp_optimizer_new(m.ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(m.ctx, NULL);
     mixp_optimizer_group(opt, 0, &g);
     g.lr = 0.125;
     mixp_optimizer_add_group(opt, &g);
@@ -190,10 +184,9 @@ static void named(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     const char *why;
     char longest[256];
-    int i;
     memset(longest, 'x', 255);
     longest[255] = 0;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_tensor *t = mixp_param_named(ctx, MIXP_F32, 1, shape, "h.%d.%s", i, "w");
         CHECK(t && t->requires_grad && t == mixp_context_param(ctx, i));
     }
@@ -217,14 +210,12 @@ static void named(void) {
 
 /* Frozen by a pattern: no gradient, no place in an optimizer; trained again, both. */
 static void frozen(void) {
-    mixp_optimizer *opt;
     const char *why;
     model m;
-    int i;
     model_open(&m);
     CHECK_INT(mixp_freeze_all(m.ctx, "enc.*", 1), MIXP_OK);
-    for (i = 0; i < 6; i++) CHECK_INT(m.t[i]->requires_grad, i >= 4);
-    opt = mixp_optimizer_new(m.ctx, NULL);
+    for (int i = 0; i < 6; i++) CHECK_INT(m.t[i]->requires_grad, i >= 4);
+    mixp_optimizer *opt = mixp_optimizer_new(m.ctx, NULL);
     CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
     CHECK(m.t[0]->own.optimizers == 0 && m.t[4]->own.optimizers == 1);
     CHECK_INT(mixp_optimizer_add_all(opt, "enc.*"), MIXP_ERR_ARGUMENT);

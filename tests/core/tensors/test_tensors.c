@@ -38,9 +38,8 @@ static mixp_result code_of(mixp_context *ctx) {
 }
 
 static void test_result_texts(void) {
-    int i, j;
-    for (i = 0; i < MIXP_RESULT_COUNT; i++)
-        for (j = 0; j < i; j++)
+    for (int i = 0; i < MIXP_RESULT_COUNT; i++)
+        for (int j = 0; j < i; j++)
             CHECK(strcmp(mixp_result_text((mixp_result)i), mixp_result_text((mixp_result)j)) != 0);
     CHECK_TEXT(mixp_result_text((mixp_result)999), "unknown");
     CHECK_TEXT(mixp_version(), MIXPREC_VERSION);
@@ -99,13 +98,11 @@ static void step_on(const mixp_device *cpu, float *out) {
     static float values[48 * 80];
     mixp_tensor *x, *w, *y = NULL;
     mixp_context_desc d;
-    mixp_context *ctx;
-    int i;
-    for (i = 0; i < 48 * 80; i++) values[i] = (float)(i * 29 % 83) / 41.0f - 1.0f;
+    for (int i = 0; i < 48 * 80; i++) values[i] = (float)(i * 29 % 83) / 41.0f - 1.0f;
     memset(&d, 0, sizeof d);
     d.device = cpu;
     d.portable_bits = cpu == NULL;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     mixp_step_begin(ctx);
     x = mixp_input(ctx, MIXP_F32, 2, shape, values);
     w = mixp_input(ctx, MIXP_F32, 2, shape, values);
@@ -121,13 +118,12 @@ static void test_portable_bits(void) {
     static const mixp_isa order[4] = { MIXP_ISA_AVX512, MIXP_ISA_AVX2, MIXP_ISA_NEON, MIXP_ISA_SCALAR };
     static float want[48 * 80], got[48 * 80];
     mixp_context_desc d;
-    mixp_context *ctx;
     const char *why = NULL;
     int i, first = 1;
     memset(&d, 0, sizeof d);
     d.portable_bits = 1;
     d.why = &why;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     CHECK(!strstr(mixp_context_device(ctx)->name, "avx512 bf16") && !strstr(mixp_context_device(ctx)->name, "amx"));
     step_on(NULL, want);
     for (i = 0; i < 4; i++) {
@@ -147,7 +143,6 @@ static void test_portable_bits(void) {
 static void test_a_context_says_why_there_is_none(void) {
     mixp_device broken = *mixp_cpu();
     mixp_context_desc plain, d;
-    mixp_context *ctx;
     const char *why = NULL;
     counting c;
     memset(&plain, 0, sizeof plain);
@@ -184,7 +179,7 @@ static void test_a_context_says_why_there_is_none(void) {
     CHECK_TEXT(why, "device");
     d = plain;
     d.why = &why;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     CHECK(ctx != NULL && why && !why[0]);
     mixp_context_free(ctx);
 }
@@ -204,13 +199,12 @@ static void tell(mixp_result code, const char *message, void *user) {
 static void test_the_first_error_is_told(void) {
     told heard = { 0, MIXP_OK, "" };
     mixp_context_desc d;
-    mixp_context *ctx;
     memset(&d, 0, sizeof d);
     d.allocate = told_allocate;
     d.release = told_release;
     d.user = &heard;
     d.on_error = tell;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     CHECK_INT(heard.times, 0);
     CHECK(!mixp_input(ctx, MIXP_F32, 0, NULL, NULL));
     CHECK_INT(heard.times, 1);
@@ -280,8 +274,7 @@ static void test_everything_is_freed(void) {
     counting c;
     mixp_context *ctx = counted_context(&c);
     int64_t shape[2] = { 30, 40 };
-    int i;
-    for (i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++) {
         CHECK(mixp_param(ctx, NULL, MIXP_F32, 2, shape) != NULL);
         mixp_activation(ctx, MIXP_F16, 2, shape);
     }
@@ -293,18 +286,16 @@ static void test_everything_is_freed(void) {
 
 static void test_out_of_memory_is_an_error(void) {
     int64_t shape[1] = { 1000 };
-    int64_t n;
-    for (n = 1; n < 12; n++) {
+    for (int64_t n = 1; n < 12; n++) {
         counting c;
         mixp_context_desc d;
-        mixp_context *ctx;
         memset(&d, 0, sizeof d);
         memset(&c, 0, sizeof c);
         c.fail_at = n;
         d.allocate = count_allocate;
         d.release = count_release;
         d.user = &c;
-        ctx = mixp_context_new(&d);
+        mixp_context *ctx = mixp_context_new(&d);
         if (n == 1) { CHECK(ctx == NULL); continue; }
         if (!mixp_param(ctx, "w", MIXP_F32, 1, shape) || !mixp_activation(ctx, MIXP_F32, 1, shape))
             CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_MEMORY);

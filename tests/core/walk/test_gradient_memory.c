@@ -143,7 +143,6 @@ static void head(int how, float *dx, float *dw, int *over) {
     static const int32_t targets[ROWS] = { 3, 0, 39, -100, 7, 7 };
     int64_t rows[1] = { ROWS }, x_shape[2] = { ROWS, WIDTH }, w_shape[2] = { VOCAB, WIDTH };
     mixp_tensor *x, *w, *logits, *loss, *more = NULL;
-    float before, after;
     ctx = mixp_context_new(NULL);
     x = mixp_param(ctx, "x", MIXP_F32, 2, x_shape);
     w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
@@ -156,9 +155,9 @@ static void head(int how, float *dx, float *dw, int *over) {
     if (how & 2) more = mixp_scale(ctx, mixp_mean(ctx, logits, MIXP_ALL, 0), 0.5f);
     loss = mixp_cross_entropy(ctx, logits, mixp_input(ctx, MIXP_I32, 1, rows, targets), MIXP_IGNORE);
     if (more) loss = mixp_add(ctx, loss, more);
-    before = ((const float *)logits->data)[5];
+    float before = ((const float *)logits->data)[5];
     CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
-    after = ((const float *)logits->data)[5];
+    float after = ((const float *)logits->data)[5];
     *over = memcmp(&before, &after, sizeof after) != 0;
     CHECK_INT(mixp_read(x->grad, dx, MIXP_F32, ROWS * WIDTH), MIXP_OK);
     CHECK_INT(mixp_read(w->grad, dw, MIXP_F32, VOCAB * WIDTH), MIXP_OK);
@@ -193,7 +192,6 @@ static void a_parameter_is_not_disposable(void) {
 static float normed(int low_out, float *grads, mixp_dtype *stored) {
     int64_t x_shape[2] = { ROWS, WIDTH }, w_shape[2] = { WIDTH, WIDTH }, row[1] = { WIDTH };
     mixp_tensor *x, *w, *g, *h, *loss = NULL;
-    float value;
     ctx = mixp_context_new(NULL);
     if (low_out) mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     x = mixp_param(ctx, "x", MIXP_F32, 2, x_shape);
@@ -210,7 +208,7 @@ static float normed(int low_out, float *grads, mixp_dtype *stored) {
         h = mixp_linear(ctx, mixp_layer_norm(ctx, x, g, NULL, 1e-5f), w, NULL);
         loss = mixp_mean(ctx, mixp_mul(ctx, h, h), MIXP_ALL, 0);
     }
-    value = (float)mixp_item(loss);
+    float value = (float)mixp_item(loss);
     CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
     CHECK_INT(mixp_read(w->grad, grads, MIXP_F32, WIDTH * WIDTH), MIXP_OK);
     CHECK_INT(mixp_read(g->grad, grads + WIDTH * WIDTH, MIXP_F32, WIDTH), MIXP_OK);

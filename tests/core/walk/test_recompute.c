@@ -33,11 +33,10 @@ static mixp_tensor *param(mixp_context *ctx, int64_t rows, int64_t cols, double 
     static int made;
     char name[32];
     int64_t shape[2];
-    mixp_tensor *t;
     snprintf(name, sizeof name, "p%d", made++);
     shape[0] = rows;
     shape[1] = cols;
-    t = mixp_param(ctx, name, MIXP_F32, cols ? 2 : 1, shape);
+    mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, cols ? 2 : 1, shape);
     if (cols) mixp_init_normal(t, 0, size);
     else mixp_fill(t, size);
     return t;
@@ -47,14 +46,13 @@ static model model_of(int threads) {
     mixp_context_desc d;
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
     model m;
-    int i;
     memset(&d, 0, sizeof d);
     memset(&m, 0, sizeof m);
     d.threads = threads;
     d.seed = 3;
     m.ctx = mixp_context_new(&d);
     m.in = param(m.ctx, WIDTH, 0, 1.0);
-    for (i = 0; i < LAYERS; i++) {
+    for (int i = 0; i < LAYERS; i++) {
         mixp_tensor **w = m.layers[i].w;
         w[0] = param(m.ctx, WIDTH, 0, 1.0);
         w[1] = param(m.ctx, WIDTH, 0, 0.0);
@@ -106,14 +104,13 @@ static mixp_tensor *one_layer(mixp_context *ctx, mixp_tensor *x, void *user) {
 static mixp_tensor *forward(model *m, int again, int t, double scale) {
     static const int64_t all = BATCH * LENGTH * WIDTH;
     mixp_tensor *x, *loss = NULL;
-    int i;
     random_state = (uint64_t)t + 40;
-    for (i = 0; i < BATCH * LENGTH * WIDTH; i++) batch[i] = (float)(scale * random_value());
+    for (int i = 0; i < BATCH * LENGTH * WIDTH; i++) batch[i] = (float)(scale * random_value());
     x = mixp_input(m->ctx, MIXP_F32, 3, x_shape, batch);
     CHECK_INT(mixp_autocast_set_level(m->ctx, now.level), MIXP_OK);
     MIXP_AUTOCAST(m->ctx, now.dtype) {
         x = mixp_mul(m->ctx, x, m->in);
-        for (i = 0; i < LAYERS; i++) {
+        for (int i = 0; i < LAYERS; i++) {
             if (again) x = mixp_recompute(m->ctx, one_layer, &m->layers[i], x);
             else x = one_layer(m->ctx, x, &m->layers[i]);
         }
@@ -142,13 +139,12 @@ static void same_everywhere(model *a, model *b) {
 }
 
 static void train(model *m, int again, int t, double scale) {
-    mixp_tensor *loss, *second;
     CHECK_INT(mixp_step_begin(m->ctx), MIXP_OK);
     mixp_zero_grad(m->opt);
-    loss = forward(m, again, t, scale);
+    mixp_tensor *loss = forward(m, again, t, scale);
     CHECK_INT(mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss)), MIXP_OK);
     if (t % 2) {                        /* a second pass of the same step: other dropout */
-        second = forward(m, again, t + 1, scale);
+        mixp_tensor *second = forward(m, again, t + 1, scale);
         CHECK_INT(mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, second)), MIXP_OK);
     }
     CHECK_INT(mixp_scaler_step(m->scaler, m->opt), MIXP_OK);
@@ -156,12 +152,10 @@ static void train(model *m, int again, int t, double scale) {
 }
 
 static void compare(mode how, double scale) {
-    model a, b;
-    int t;
     now = how;
-    a = model_of(2);
-    b = model_of(2);
-    for (t = 0; t < 6; t++) {
+    model a = model_of(2);
+    model b = model_of(2);
+    for (int t = 0; t < 6; t++) {
         train(&a, 0, t, scale);
         train(&b, 1, t, scale);
         same_everywhere(&a, &b);
@@ -180,15 +174,13 @@ static void test_same_bits(void) {
         { MIXP_BF16, 2, 0, 0, 0, 0, 1 }, { MIXP_BF16, 1, 0, 1, 0, 0, 1 },
         { MIXP_F16, 2, 0, 1, 1, 0, 0 }
     };
-    size_t i;
-    for (i = 0; i < sizeof modes / sizeof *modes; i++) compare(modes[i], 1.0);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) compare(modes[i], 1.0);
 }
 
 /* Inputs of this size overflow in f16: the guard lets sites fall back. */
 static void test_same_bits_under_a_guard(void) {
     static const mode modes[] = { { MIXP_F16, 1, 1, 1, 0, 0, 0 }, { MIXP_F16, 2, 1, 0, 0, 0, 0 } };
-    size_t i;
-    for (i = 0; i < sizeof modes / sizeof *modes; i++) {
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
         compare(modes[i], 1.0);
         compare(modes[i], 3e4);
     }
@@ -197,10 +189,8 @@ static void test_same_bits_under_a_guard(void) {
 /* Device memory of a step at its peak, beyond the parameters and their states. */
 static double peak_of(int again) {
     model m = model_of(1);
-    double before;
-    int t;
-    before = (double)mixp_context_memory(m.ctx).used;
-    for (t = 0; t < 4; t += 2) train(&m, again, t, 1.0);
+    double before = (double)mixp_context_memory(m.ctx).used;
+    for (int t = 0; t < 4; t += 2) train(&m, again, t, 1.0);
     before = (double)mixp_context_memory(m.ctx).peak - before;
     mixp_context_free(m.ctx);
     return before;
@@ -208,12 +198,10 @@ static double peak_of(int again) {
 
 static void test_memory(void) {
     static const mode modes[] = { { MIXP_F32, 0, 0, 1, 0, 0, 0 }, { MIXP_F16, 2, 0, 1, 0, 0, 0 } };
-    size_t i;
-    for (i = 0; i < 2; i++) {
-        double kept, freed;
+    for (size_t i = 0; i < 2; i++) {
         now = modes[i];
-        kept = peak_of(0);
-        freed = peak_of(1);
+        double kept = peak_of(0);
+        double freed = peak_of(1);
         printf("  %s: %.0f KB at the peak without, %.0f KB with mixp_recompute: %.2f\n",
                mixp_dtype_name(now.dtype), kept / 1e3, freed / 1e3, freed / kept);
         CHECK(freed < 0.75 * kept);
@@ -224,13 +212,11 @@ static void test_memory(void) {
 static double evaluation_of(int again, double *loss) {
     model m = model_of(1);
     const double before = (double)mixp_context_memory(m.ctx).used;
-    double peak;
-    int t;
-    for (t = 0; t < 2; t++) {
+    for (int t = 0; t < 2; t++) {
         CHECK_INT(mixp_eval_begin(m.ctx), MIXP_OK);
         MIXP_NO_GRAD(m.ctx) { *loss = mixp_item(forward(&m, again, 0, 1.0)); }
     }
-    peak = (double)mixp_context_memory(m.ctx).peak - before;
+    double peak = (double)mixp_context_memory(m.ctx).peak - before;
     CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
     mixp_context_free(m.ctx);
     return peak;
@@ -241,8 +227,7 @@ static void test_memory_of_an_evaluation(void) {
     static const mode modes[] = {
         { MIXP_F32, 0, 0, 1, 0, 0, 0 }, { MIXP_F16, 2, 1, 0, 1, 0, 0 }, { MIXP_BF16, 1, 0, 1, 0, 0, 1 }
     };
-    size_t i;
-    for (i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++) {
         double kept, freed, loss, same;
         now = modes[i];
         kept = evaluation_of(0, &loss);
@@ -256,13 +241,11 @@ static void test_memory_of_an_evaluation(void) {
 
 static void test_no_step_allocates(void) {
     static const mode how = { MIXP_F16, 2, 0, 1, 0, 0, 0 };
-    model m;
-    int64_t before;
     now = how;
-    m = model_of(1);
+    model m = model_of(1);
     train(&m, 1, 0, 1.0);
     train(&m, 1, 2, 1.0);
-    before = mixp_context_memory(m.ctx).allocations;
+    int64_t before = mixp_context_memory(m.ctx).allocations;
     train(&m, 1, 4, 1.0);
     CHECK_INT(mixp_context_memory(m.ctx).allocations, before);
     mixp_context_free(m.ctx);
@@ -298,10 +281,9 @@ static void walk_twice(mixp_block_fn fn, mixp_dtype dtype, int again, float *got
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *x, *h, *y, *first = NULL, *second = NULL;
     float in[256];
-    int i;
     apart[0] = param(ctx, 16, 16, 0.3);
     apart[1] = param(ctx, 16, 16, 0.3);
-    for (i = 0; i < 256; i++) in[i] = (float)(i % 13 - 6) * 0.3f;
+    for (int i = 0; i < 256; i++) in[i] = (float)(i % 13 - 6) * 0.3f;
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     x = mixp_input(ctx, MIXP_F32, 2, shape, in);
     MIXP_AUTOCAST(ctx, dtype) {
@@ -322,8 +304,7 @@ static void walk_twice(mixp_block_fn fn, mixp_dtype dtype, int again, float *got
 static void test_two_walks_and_detached_tensors(void) {
     static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     static float plain[512], again[512];
-    int i;
-    for (i = 0; i < 9; i++) {
+    for (int i = 0; i < 9; i++) {
         static const mixp_block_fn blocks[3] = { adds, detaches, reshapes };
         walk_twice(blocks[i % 3], dtypes[i / 3], 0, plain);
         walk_twice(blocks[i % 3], dtypes[i / 3], 1, again);
@@ -382,9 +363,7 @@ static void test_refused(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     const int64_t n = 3;
     mixp_tensor *x = mixp_param(ctx, "x", MIXP_F32, 1, &n), *w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
-    mixp_tensor *y;
     float got[3];
-    int i;
     mixp_fill(x, 2.0);
     mixp_fill(w, 3.0);
     CHECK(mixp_recompute(NULL, identity, NULL, x) == NULL);
@@ -393,14 +372,14 @@ static void test_refused(void) {
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     CHECK(mixp_recompute(ctx, identity, NULL, x) == x);
     CHECK(mixp_recompute(ctx, nothing, NULL, x) == NULL);
-    y = mixp_recompute(ctx, keeps_inner, w, x);
+    mixp_tensor *y = mixp_recompute(ctx, keeps_inner, w, x);
     CHECK(mixp_add(ctx, y, inner) == NULL);
     told(ctx, MIXP_ERR_ORDER, "mixp_recompute");
     CHECK_INT(mixp_read(inner, got, MIXP_F32, 3), MIXP_ERR_ORDER);
     told(ctx, MIXP_ERR_ORDER, "mixp_recompute");
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, 0, 0)), MIXP_OK);
     CHECK_INT(mixp_read(x->grad, got, MIXP_F32, 3), MIXP_OK);
-    for (i = 0; i < 3; i++) CHECK_NEAR(got[i], 2.0 * (2.0 * 3.0) * 3.0, 0);
+    for (int i = 0; i < 3; i++) CHECK_NEAR(got[i], 2.0 * (2.0 * 3.0) * 3.0, 0);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     y = mixp_recompute(ctx, keeps_inner, w, x);
     mixp_fill(w, 4.0);
@@ -418,19 +397,18 @@ static void test_without_gradients(void) {
     const int64_t n = 3;
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &n), *x = NULL, *y = NULL;
     float got[3];
-    int i, k;
     mixp_fill(w, 3.0);
-    for (k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; k++) {
         CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
         w->grad = NULL;
         x = mixp_scale(ctx, w, 2.0);
         MIXP_NO_GRAD(ctx) { y = mixp_recompute(ctx, k ? another_shape : keeps_inner, w, x); }
         CHECK_INT(mixp_read(inner, got, MIXP_F32, 3), MIXP_ERR_ORDER);
         told(ctx, MIXP_ERR_ORDER, "mixp_recompute");
-        for (i = 0; i < 20; i++) mixp_scale(ctx, x, 7.0);       /* takes the memory that was freed */
+        for (int i = 0; i < 20; i++) mixp_scale(ctx, x, 7.0);       /* takes the memory that was freed */
         CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, mixp_mul(ctx, x, y), 0, 0)), MIXP_OK);
         CHECK_INT(mixp_read(w->grad, got, MIXP_F32, 3), MIXP_OK);
-        for (i = 0; i < 3; i++) CHECK_NEAR(got[i], 2.0 * (k ? 18.0 : 18.0 * 18.0), 0);
+        for (int i = 0; i < 3; i++) CHECK_NEAR(got[i], 2.0 * (k ? 18.0 : 18.0 * 18.0), 0);
     }
     mixp_context_free(ctx);
 }

@@ -201,14 +201,13 @@ static void what_is_frozen_stays_among_ranks(void) {
         mixp_context_desc d;
         mixp_optimizer_desc a = mixp_adamw_defaults();
         model m;
-        mixp_tensor *v;
         memset(&alone, 0, sizeof alone);
         memset(&d, 0, sizeof d);
         alone.size = 1;
         d.ranks = ranks ? &alone : NULL;
         m.ctx = mixp_context_new(&d);
         m.w = mixp_param(m.ctx, "w", MIXP_F32, 2, w_shape);
-        v = mixp_param(m.ctx, "v", MIXP_F32, 2, w_shape);
+        mixp_tensor *v = mixp_param(m.ctx, "v", MIXP_F32, 2, w_shape);
         fill(m.w, 1);
         fill(v, 2);
         a.lr = 0.1;
@@ -232,9 +231,8 @@ static void what_is_frozen_stays_among_ranks(void) {
 /* A low copy stands for its parameter, also where it was asked for when that was frozen. */
 static void a_low_copy_of_what_was_frozen(void) {
     model m = model_new();
-    mixp_tensor *low;
     mixp_tensor_set_requires_grad(m.w, 0);
-    low = mixp_tensor_low(m.w, MIXP_BF16);
+    mixp_tensor *low = mixp_tensor_low(m.w, MIXP_BF16);
     mixp_tensor_set_requires_grad(m.w, 1);
     CHECK_INT(mixp_backward(m.ctx, mixp_sum(m.ctx, mixp_linear(m.ctx, input(&m), low, NULL), MIXP_ALL, 0)),
               MIXP_OK);
@@ -298,9 +296,8 @@ enum { LAYERS = 3, SIDE = 64 };
 static mixp_tensor *deep(mixp_context *ctx, mixp_tensor **p) {
     static float x[SIDE * SIDE];
     const int64_t shape[2] = { SIDE, SIDE };
-    mixp_tensor *h;
     for (int i = 0; i < SIDE * SIDE; i++) x[i] = number(i);
-    h = mixp_input(ctx, MIXP_F32, 2, shape, x);
+    mixp_tensor *h = mixp_input(ctx, MIXP_F32, 2, shape, x);
     for (int i = 0; i < LAYERS; i++) {
         h = mixp_layer_norm(ctx, mixp_linear(ctx, h, p[i], NULL), p[LAYERS], NULL, 1e-5f);
         h = mixp_add(ctx, mixp_gelu(ctx, h), h);
@@ -314,17 +311,14 @@ static mixp_tensor *deep(mixp_context *ctx, mixp_tensor **p) {
 static int refuse(int at, const mixp_ranks_desc *ranks, float *bits) {
     purse p = { 1 << 20, 0 };
     mixp_context_desc d;
-    mixp_context *ctx;
     mixp_tensor *t[LAYERS + 1], *loss;
     const int64_t square[2] = { SIDE, SIDE }, side[1] = { SIDE };
-    mixp_result r;
-    int refused;
     memset(&d, 0, sizeof d);
     d.allocate = allocate;
     d.release = release;
     d.user = &p;
     d.ranks = ranks;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     for (int i = 0; i <= LAYERS; i++) {
         t[i] = mixp_param(ctx, "", MIXP_F32, i < LAYERS ? 2 : 1, i < LAYERS ? square : side);
         fill(t[i], i);
@@ -332,8 +326,8 @@ static int refuse(int at, const mixp_ranks_desc *ranks, float *bits) {
     mixp_step_begin(ctx);
     loss = deep(ctx, t);
     p.left = at;
-    r = mixp_backward(ctx, loss);
-    refused = p.refused > 0;
+    mixp_result r = mixp_backward(ctx, loss);
+    int refused = p.refused > 0;
     CHECK_INT(r, refused ? MIXP_ERR_MEMORY : MIXP_OK);
     CHECK_INT(mixp_context_error(ctx, NULL), r);
     for (int i = 0; i <= LAYERS && refused; i++) CHECK(t[i]->grad == NULL);
@@ -367,29 +361,25 @@ static void memory_is_refused_in_a_walk(void) {
 static void many_micro_batches(void) {
     static const mixp_dtype dtypes[2] = { MIXP_BF16, MIXP_F16 };
     static const int64_t shape[1] = { 4 };
-    int k, wide, uses, i;
-    for (k = 0; k < 2; k++)
-        for (wide = 0; wide < 2; wide++)
-            for (uses = 0; uses < 2; uses++) {
+    for (int k = 0; k < 2; k++)
+        for (int wide = 0; wide < 2; wide++)
+            for (int uses = 0; uses < 2; uses++) {
                 mixp_context_desc d;
-                mixp_context *ctx;
                 mixp_optimizer_desc sgd = mixp_sgd_defaults();
-                mixp_optimizer *opt;
                 mixp_tensor *w, *y = NULL;
                 float got[4], weights[4];
                 memset(&d, 0, sizeof d);
                 d.f32_gradients = wide;
-                ctx = mixp_context_new(&d);
+                mixp_context *ctx = mixp_context_new(&d);
                 w = mixp_param(ctx, "w", dtypes[k], 1, shape);
                 mixp_fill(w, 1.0);
                 sgd.lr = 1.0 / 1024;
                 sgd.momentum = 0;
-                opt = mixp_optimizer_new(ctx, &sgd);
+                mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
                 mixp_optimizer_add(opt, w, NULL);
-                for (i = 0; i < 600; i++) {
-                    mixp_tensor *one;
+                for (int i = 0; i < 600; i++) {
                     if (!uses || !i) mixp_step_begin(ctx);
-                    one = mixp_sum(ctx, w, MIXP_ALL, 0);
+                    mixp_tensor *one = mixp_sum(ctx, w, MIXP_ALL, 0);
                     y = uses && i ? mixp_add(ctx, y, one) : one;
                     if (!uses) CHECK_INT(mixp_backward(ctx, y), MIXP_OK);
                 }

@@ -32,10 +32,9 @@ typedef struct gpt {
 
 static mixp_tensor *weight(gpt *g, const char *name, int rows, int cols, double std) {
     int64_t shape[2];
-    mixp_tensor *t;
     shape[0] = rows;
     shape[1] = cols;
-    t = mixp_param(g->ctx, name, MIXP_F32, cols ? 2 : 1, shape);
+    mixp_tensor *t = mixp_param(g->ctx, name, MIXP_F32, cols ? 2 : 1, shape);
     if (cols) mixp_init_normal(t, 0.0, std);
     else mixp_fill(t, 1.0);
     mixp_optimizer_add(g->opt, t, NULL);
@@ -49,7 +48,6 @@ static gpt gpt_open(double lr) {
     mixp_optimizer_desc adam = mixp_adamw_defaults();
     mixp_scaler_desc rule;
     gpt g;
-    int l, k;
     memset(&g, 0, sizeof g);
     memset(&c, 0, sizeof c);
     c.seed = 3;
@@ -63,8 +61,8 @@ static gpt gpt_open(double lr) {
     g.opt = mixp_optimizer_new(g.ctx, &adam);
     g.wte = weight(&g, "wte", VOCAB, WIDTH, 0.5);
     g.wpe = weight(&g, "wpe", TIME, WIDTH, 0.1);
-    for (l = 0; l < LAYERS; l++)
-        for (k = 0; k < WEIGHTS; k++) {
+    for (int l = 0; l < LAYERS; l++)
+        for (int k = 0; k < WEIGHTS; k++) {
             char name[64];
             snprintf(name, sizeof name, "h.%d.%s", l, names_of[k]);
             g.w[l][k] = weight(&g, name, rows_of[k], cols_of[k], 0.15);
@@ -82,8 +80,7 @@ static void gpt_close(gpt *g) {
 
 /* The next batch: token 5 x + 1 follows x, with one in eight drawn at random; 0 comes first. */
 static void next_batch(gpt *g) {
-    int i;
-    for (i = 0; i < BATCH * TIME; i++) {
+    for (int i = 0; i < BATCH * TIME; i++) {
         uint32_t r = (uint32_t)((g->batch * 77 + (uint64_t)i + 11) * 2654435761u >> 7);
         int32_t from = i % TIME ? g->out[i - 1] : i ? (int32_t)(r % VOCAB) : 0;
         g->in[i] = from;
@@ -110,14 +107,12 @@ static mixp_tensor *gpt_loss(gpt *g) {
     static const int64_t shape[2] = { BATCH, TIME }, places[1] = { TIME };
     mixp_context *ctx = g->ctx;
     int32_t place[TIME];
-    mixp_tensor *x, *ids, *targets;
-    int l;
-    for (l = 0; l < TIME; l++) place[l] = l;
-    ids = mixp_input(ctx, MIXP_I32, 2, shape, g->in);
-    targets = mixp_input(ctx, MIXP_I32, 2, shape, g->out);
-    x = mixp_add(ctx, mixp_embedding(ctx, g->wte, ids),
+    for (int l = 0; l < TIME; l++) place[l] = l;
+    mixp_tensor *ids = mixp_input(ctx, MIXP_I32, 2, shape, g->in);
+    mixp_tensor *targets = mixp_input(ctx, MIXP_I32, 2, shape, g->out);
+    mixp_tensor *x = mixp_add(ctx, mixp_embedding(ctx, g->wte, ids),
                  mixp_embedding(ctx, g->wpe, mixp_input(ctx, MIXP_I32, 1, places, place)));
-    for (l = 0; l < LAYERS; l++) {
+    for (int l = 0; l < LAYERS; l++) {
         char scope[16];
         snprintf(scope, sizeof scope, "h.%d", l);
         if (g->scopes) {
@@ -132,13 +127,12 @@ static mixp_tensor *gpt_loss(gpt *g) {
 /* One step on the batch in place; its loss. */
 static double gpt_step(gpt *g, mixp_dtype dtype) {
     mixp_tensor *loss = NULL;
-    double value;
     mixp_step_begin(g->ctx);
     mixp_zero_grad(g->opt);
     MIXP_AUTOCAST(g->ctx, dtype) { loss = gpt_loss(g); }
     mixp_backward(g->ctx, mixp_scaler_scale(g->scaler, loss));
     mixp_scaler_step(g->scaler, g->opt);
-    value = mixp_item(loss);
+    double value = mixp_item(loss);
     mixp_scaler_update(g->scaler);
     return value;
 }
@@ -166,7 +160,6 @@ static void spare_channel(mixp_tensor *t, int column) {
 static void plant(gpt *g, double height) {
     float wte[VOCAB * WIDTH], fc[HIDDEN * WIDTH], proj[WIDTH * HIDDEN], found = 0.0f;
     static float all[BATCH * TIME * WIDTH];
-    int i;
     spare_channel(g->wpe, 1);
     spare_channel(g->w[0][OUT], 0);
     spare_channel(g->w[0][PROJ], 0);
@@ -174,10 +167,10 @@ static void plant(gpt *g, double height) {
     mixp_read(g->wte, wte, MIXP_F32, VOCAB * WIDTH);
     mixp_read(g->w[1][FC], fc, MIXP_F32, HIDDEN * WIDTH);
     mixp_read(g->w[1][PROJ], proj, MIXP_F32, WIDTH * HIDDEN);
-    for (i = 0; i < VOCAB; i++) wte[i * WIDTH] = i ? -4.0f : 4.0f;
-    for (i = 0; i < WIDTH; i++) fc[i] = i ? 0.0f : 4.0f;
-    for (i = 0; i < WIDTH; i++) proj[i * HIDDEN] = 0.0f;
-    for (i = 0; i < HIDDEN; i++) proj[HIDDEN + i] = i ? 0.0f : 1.0f;
+    for (int i = 0; i < VOCAB; i++) wte[i * WIDTH] = i ? -4.0f : 4.0f;
+    for (int i = 0; i < WIDTH; i++) fc[i] = i ? 0.0f : 4.0f;
+    for (int i = 0; i < WIDTH; i++) proj[i * HIDDEN] = 0.0f;
+    for (int i = 0; i < HIDDEN; i++) proj[HIDDEN + i] = i ? 0.0f : 1.0f;
     mixp_write(g->wte, wte, MIXP_F32, VOCAB * WIDTH);
     mixp_write(g->w[1][FC], fc, MIXP_F32, HIDDEN * WIDTH);
     mixp_write(g->w[1][PROJ], proj, MIXP_F32, WIDTH * HIDDEN);
@@ -186,7 +179,7 @@ static void plant(gpt *g, double height) {
     mixp_step_begin(g->ctx);
     MIXP_AUTOCAST(g->ctx, MIXP_F16) { (void)gpt_loss(g); }
     mixp_read(g->proj, all, MIXP_F32, BATCH * TIME * WIDTH);
-    for (i = 0; i < BATCH * TIME; i++)
+    for (int i = 0; i < BATCH * TIME; i++)
         if (all[i * WIDTH + 1] > found) found = all[i * WIDTH + 1];
     CHECK(found > 1.0f);
     proj[HIDDEN] = (float)(height / (double)found);
@@ -195,9 +188,8 @@ static void plant(gpt *g, double height) {
 
 static mixp_site_info site_named(const mixp_context *ctx, const char *name) {
     mixp_site_info s;
-    int i;
     memset(&s, 0, sizeof s);
-    for (i = 0; mixp_site(ctx, i, &s); i++)
+    for (int i = 0; mixp_site(ctx, i, &s); i++)
         if (strcmp(s.name, name) == 0) return s;
     memset(&s, 0, sizeof s);
     CHECK(0 && "such a site");
@@ -218,13 +210,12 @@ static int events_of(const mixp_context *ctx, mixp_event_kind kind, mixp_event *
 static void show(const mixp_context *ctx) {
     mixp_event e;
     mixp_site_info s;
-    int i;
     if (!getenv("SHOW")) return;
-    for (i = 0; mixp_guard_event(ctx, i, &e); i++)
+    for (int i = 0; mixp_guard_event(ctx, i, &e); i++)
         printf("  step %lld: %s %s, largest %g, flushed %.3f, non-finite %lld: %s\n",
                (long long)e.step, e.site, e.what, (double)e.largest, e.flushed,
                (long long)e.nonfinite, mixp_origin_text(e.origin));
-    for (i = 0; mixp_site(ctx, i, &s); i++)
+    for (int i = 0; mixp_site(ctx, i, &s); i++)
         printf("  %-32s %-5s fallen %d falls %d clean %d of %d, largest %g, gradient %g\n", s.name,
                mixp_dtype_name(s.dtype), s.fallen, s.falls, s.clean, s.clean_needed,
                (double)s.value.largest, (double)s.grad.largest);
@@ -298,14 +289,13 @@ static void off_and_on_at(mixp_dtype dtype, int level) {
     gpt off = gpt_open(3e-3), on = gpt_open(3e-3);
     mixp_guard_desc d;
     mixp_event e;
-    int i;
     memset(&d, 0, sizeof d);
     d.every = 1;
     off.dropout = on.dropout = 0.1;
     mixp_autocast_set_level(off.ctx, level);
     mixp_autocast_set_level(on.ctx, level);
     CHECK_INT(mixp_guard_start(on.ctx, &d), MIXP_OK);
-    for (i = 0; i < 40; i++) {
+    for (int i = 0; i < 40; i++) {
         double a = gpt_train(&off, dtype), b = gpt_train(&on, dtype);
         CHECK(memcmp(&a, &b, sizeof a) == 0);
     }
@@ -316,8 +306,7 @@ static void off_and_on_at(mixp_dtype dtype, int level) {
 }
 
 static void test_off_and_on_are_equal(void) {
-    int level;
-    for (level = 1; level <= 2; level++) {
+    for (int level = 1; level <= 2; level++) {
         off_and_on_at(MIXP_F16, level);
         off_and_on_at(MIXP_BF16, level);
     }
@@ -428,13 +417,11 @@ static void test_look(void) {
         near[4096 + i] = mixp_f32_of_bits(mixp_bits_of_f32(x) + (uint32_t)(i % 64) - 32u);
     }
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
-        mixp_context *ctx;
-        int low;
         memset(&c, 0, sizeof c);
         c.device = mixp_cpu_with((mixp_isa)isa);
         if (!c.device) continue;
-        ctx = mixp_context_new(&c);
-        for (low = 0; low < LOOKED; low++) {
+        mixp_context *ctx = mixp_context_new(&c);
+        for (int low = 0; low < LOOKED; low++) {
             mixp_dtype to = looked[low].low;
             check_look(ctx, codes, MIXP_F16, 65536, to);
             check_look(ctx, codes, MIXP_BF16, 65536, to);
@@ -453,16 +440,14 @@ static void test_look_at(void) {
     static const mixp_dtype to[] = { MIXP_F8_E4M3, MIXP_F8_E5M2, MIXP_F16 };
     static const float most[] = { 448.0f, 57344.0f, 65504.0f };
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_tensor *t;
     const char *why;
-    int i, k;
-    for (i = 0; i < 5000; i++) x[i] = (float)ldexp(1.0 + i * 37 % 1000 / 1000.0, i * 7 % 40 - 20);
-    t = mixp_param(ctx, "x", MIXP_F32, 2, shape);
+    for (int i = 0; i < 5000; i++) x[i] = (float)ldexp(1.0 + i * 37 % 1000 / 1000.0, i * 7 % 40 - 20);
+    mixp_tensor *t = mixp_param(ctx, "x", MIXP_F32, 2, shape);
     mixp_write(t, x, MIXP_F32, 5000);
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         int64_t cut = 0, zeros = 0;
         mixp_look look;
-        for (i = 0; i < 5000; i++) {
+        for (int i = 0; i < 5000; i++) {
             double wide = mixp_decode(to[k], mixp_encode(to[k], (double)x[i], 0));
             cut += !(wide <= (double)most[k]);  /* Inf, or e4m3's NaN */
             zeros += wide <= 0;
@@ -476,7 +461,7 @@ static void test_look_at(void) {
     CHECK_INT(mixp_look_at(NULL, MIXP_F16, NULL), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_look_at(t, MIXP_F16, NULL), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_look look;
         mixp_dtype low = i == 0 ? MIXP_U8 : i == 1 ? MIXP_F8_E8M0 : MIXP_DTYPE_COUNT;
         CHECK_INT(mixp_look_at(t, low, &look), MIXP_ERR_ARGUMENT);
@@ -497,26 +482,23 @@ static void raise_proj(gpt *g, float factor) {
 }
 
 static void test_growth(void) {
-    int level;
-    for (level = 1; level <= 2; level++) {
+    for (int level = 1; level <= 2; level++) {
         gpt f32 = gpt_open(1e-3), low = gpt_open(1e-3);
         mixp_guard_desc d;
         mixp_event e;
         double worst = 0.0;
-        int i;
         memset(&d, 0, sizeof d);
         d.every = 4;
         mixp_autocast_set_level(low.ctx, level);
         plant(&f32, 1000.0);
         plant(&low, 1000.0);
         CHECK_INT(mixp_guard_start(low.ctx, &d), MIXP_OK);
-        for (i = 0; i < 30; i++) {
-            double off;
+        for (int i = 0; i < 30; i++) {
             if (i >= 5 && i < 25) {
                 raise_proj(&f32, 1.25f);
                 raise_proj(&low, 1.25f);
             }
-            off = fabs(gpt_train(&f32, MIXP_F32) - gpt_train(&low, MIXP_F16));
+            double off = fabs(gpt_train(&f32, MIXP_F32) - gpt_train(&low, MIXP_F16));
             if (!(off <= worst)) worst = off;
         }
         show(low.ctx);
@@ -578,13 +560,12 @@ static void test_pins(void) {
     gpt g = gpt_open(1e-3);
     mixp_site_info s;
     mixp_event e;
-    int i;
     plant(&g, 66246.0);
     CHECK_INT(mixp_guard_pin(g.ctx, "h.?.mlp.proj*", MIXP_F32), MIXP_OK);
     CHECK_INT(mixp_guard_start(g.ctx, NULL), MIXP_OK);
-    for (i = 0; i < 3; i++) gpt_train(&g, MIXP_F16);
+    for (int i = 0; i < 3; i++) gpt_train(&g, MIXP_F16);
     CHECK_INT(mixp_scaler_verdict(g.scaler).skipped, 0);
-    for (i = 0; mixp_site(g.ctx, i, &s); i++) {
+    for (int i = 0; mixp_site(g.ctx, i, &s); i++) {
         int proj = strstr(s.name, "mlp.proj.w") != NULL;
         CHECK_INT(s.pinned, proj);
         if (proj) CHECK_INT(s.dtype, MIXP_F32);
@@ -607,11 +588,10 @@ static void test_pins(void) {
 /* With a cast left out, dropout draws what it would have drawn. */
 static void test_pinned_cast(void) {
     gpt pinned = gpt_open(1e-3), plain = gpt_open(1e-3);
-    int i;
     pinned.dropout = plain.dropout = 0.3;
     CHECK_INT(mixp_guard_pin(pinned.ctx, "h.0.ln_?.w: cast", MIXP_F32), MIXP_OK);
     CHECK_INT(mixp_guard_start(pinned.ctx, NULL), MIXP_OK);
-    for (i = 0; i < 5; i++)
+    for (int i = 0; i < 5; i++)
         CHECK_NEAR(gpt_train(&pinned, MIXP_F16), gpt_train(&plain, MIXP_F16), 2e-3);
     CHECK_INT(site_named(pinned.ctx, "h.0.ln_1.w: cast").dtype, MIXP_F32);
     gpt_close(&pinned);
@@ -623,19 +603,17 @@ static void test_pinned_cast(void) {
 static void test_pinned_low(void) {
     gpt g = gpt_open(1e-3);
     mixp_guard_desc d;
-    mixp_verdict v;
     const char *why;
-    int i;
     memset(&d, 0, sizeof d);
     d.patience = 5;
     plant(&g, 66246.0);
     CHECK_INT(mixp_guard_start(g.ctx, &d), MIXP_OK);
     CHECK_INT(mixp_guard_pin(g.ctx, "h.1.mlp.proj.w", MIXP_F16), MIXP_OK);
     next_batch(&g);
-    for (i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++) {
         CHECK_INT(mixp_context_error(g.ctx, NULL), MIXP_OK);
         gpt_step(&g, MIXP_F16);
-        v = mixp_scaler_verdict(g.scaler);
+        mixp_verdict v = mixp_scaler_verdict(g.scaler);
         CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
         CHECK_INT(v.origin, MIXP_ORIGIN_FORWARD);
         CHECK_TEXT(v.site, planted);
@@ -658,25 +636,23 @@ static void casts_of_the_batch(int which, const char *name) {
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, sw), *far = mixp_param(ctx, "far", MIXP_F32, 2, sw);
     mixp_tensor *a, *b = NULL, *y, *loss = NULL;
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
-    mixp_scaler *scaler;
     mixp_scaler_desc one;
     mixp_guard_desc d;
     mixp_site_info s;
     mixp_event e;
-    int i, k;
     memset(&d, 0, sizeof d);
     memset(&one, 0, sizeof one);
     one.init_scale = 1;
-    scaler = mixp_scaler_new(ctx, &one);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &one);
     d.every = 1;
-    for (k = 0; k < OVERFLOWING; k++)
-        for (i = 0; i < 8 * 16; i++) x[k][i] = k == which ? 70000.0f : 1.0f;
+    for (int k = 0; k < OVERFLOWING; k++)
+        for (int i = 0; i < 8 * 16; i++) x[k][i] = k == which ? 70000.0f : 1.0f;
     mixp_fill(w, 0.001);
     mixp_fill(far, 0.001);
     mixp_optimizer_add(opt, w, NULL);
     mixp_optimizer_add(opt, far, NULL);
     CHECK_INT(mixp_guard_start(ctx, &d), MIXP_OK);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         MIXP_AUTOCAST(ctx, MIXP_F16) {
@@ -698,7 +674,7 @@ static void casts_of_the_batch(int which, const char *name) {
     CHECK_TEXT(e.site, name);
     CHECK_INT(events_of(ctx, MIXP_EVENT_OVERFLOW, &e), 1);
     CHECK(strcmp(e.site, name) == 0);
-    for (i = 0; mixp_site(ctx, i, &s); i++) CHECK_INT(s.fallen, strcmp(s.name, name) == 0);
+    for (int i = 0; mixp_site(ctx, i, &s); i++) CHECK_INT(s.fallen, strcmp(s.name, name) == 0);
     mixp_context_free(ctx);
 }
 
@@ -718,12 +694,11 @@ static void test_cast_beside_a_mask(void) {
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_attention_desc a;
     mixp_event e;
-    int i;
     memset(&a, 0, sizeof a);
     a.heads = 1;
-    for (i = 0; i < 4 * 8; i++) x[i] = (float)(i % 5) - 2;
-    for (i = 0; i < 4 * 8; i++) v[i] = i == 3 ? 70000.0f : 1.0f;
-    for (i = 0; i < 4 * 4; i++) mask[i] = i % 4 > i / 4 ? mixp_f32_of_bits(0xFF800000u) : 0;
+    for (int i = 0; i < 4 * 8; i++) x[i] = (float)(i % 5) - 2;
+    for (int i = 0; i < 4 * 8; i++) v[i] = i == 3 ? 70000.0f : 1.0f;
+    for (int i = 0; i < 4 * 4; i++) mask[i] = i % 4 > i / 4 ? mixp_f32_of_bits(0xFF800000u) : 0;
     mixp_fill(w, 0.01);
     mixp_optimizer_add(opt, w, NULL);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
@@ -754,12 +729,11 @@ static void test_cast_of_a_frozen_weight(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *w = mixp_param(ctx, "base.w", MIXP_F32, 2, sw), *y = NULL;
     mixp_event e;
-    int i;
-    for (i = 0; i < 8 * 16; i++) x[i] = 0.001f;
+    for (int i = 0; i < 8 * 16; i++) x[i] = 0.001f;
     mixp_fill(w, 70000.0);
     mixp_tensor_set_requires_grad(w, 0);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         mixp_step_begin(ctx);
         MIXP_AUTOCAST(ctx, MIXP_F16) {
             y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, sx, x), w, NULL);
@@ -803,17 +777,16 @@ static int sites_of(const mixp_context *ctx) {
 static void test_control_flow(void) {
     gpt g = gpt_open(1e-3);
     mixp_guard_desc d;
-    int i, straight, both;
     memset(&d, 0, sizeof d);
     d.every = 1;
     CHECK_INT(mixp_guard_start(g.ctx, &d), MIXP_OK);
     gpt_train(&g, MIXP_F16);
-    straight = sites_of(g.ctx);
+    int straight = sites_of(g.ctx);
     g.detour = 1;
     gpt_train(&g, MIXP_F16);
-    both = sites_of(g.ctx);
+    int both = sites_of(g.ctx);
     CHECK_INT(both - straight, 6);      /* scale, norm, cast, product, loss, its scale */
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         g.detour = i % 3 == 0;
         gpt_train(&g, MIXP_F16);
     }
@@ -826,22 +799,20 @@ static void test_control_flow(void) {
 
 /* Two micro-batches of one step are the same sites, whether walked back in between or not. */
 static void test_two_passes(void) {
-    int together;
-    for (together = 0; together < 2; together++) {
+    for (int together = 0; together < 2; together++) {
         gpt g = gpt_open(1e-3);
         mixp_tensor *loss[2] = { NULL, NULL };
-        int k, sites;
         CHECK_INT(mixp_guard_start(g.ctx, NULL), MIXP_OK);
         gpt_train(&g, MIXP_F16);
-        sites = sites_of(g.ctx);
+        int sites = sites_of(g.ctx);
         mixp_step_begin(g.ctx);
         mixp_zero_grad(g.opt);
-        for (k = 0; k < 2; k++) {
+        for (int k = 0; k < 2; k++) {
             next_batch(&g);
             MIXP_AUTOCAST(g.ctx, MIXP_F16) { loss[k] = gpt_loss(&g); }
             if (!together) mixp_backward(g.ctx, mixp_scaler_scale(g.scaler, loss[k]));
         }
-        for (k = 0; together && k < 2; k++)
+        for (int k = 0; together && k < 2; k++)
             mixp_backward(g.ctx, mixp_scaler_scale(g.scaler, loss[k]));
         mixp_scaler_step(g.scaler, g.opt);
         mixp_scaler_update(g.scaler);
@@ -868,12 +839,11 @@ static void test_full(void) {
     gpt g = gpt_open(1e-3), free_of = gpt_open(1e-3);
     mixp_guard_desc d;
     mixp_event e;
-    int i;
     memset(&d, 0, sizeof d);
     d.max_sites = 5;
     d.every = 1;
     CHECK_INT(mixp_guard_start(g.ctx, &d), MIXP_OK);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         double a = gpt_train(&g, MIXP_F16), b = gpt_train(&free_of, MIXP_F16);
         CHECK(memcmp(&a, &b, sizeof a) == 0);
     }
@@ -890,17 +860,15 @@ static void test_full(void) {
 static void test_memory(void) {
     gpt off = gpt_open(1e-3), on = gpt_open(1e-3);
     mixp_guard_desc d;
-    int64_t before;
-    int i;
     memset(&d, 0, sizeof d);
     d.every = 2;
-    for (i = 0; i < 3; i++) gpt_train(&off, MIXP_F16);
-    for (i = 0; i < 3; i++) gpt_train(&on, MIXP_F16);
+    for (int i = 0; i < 3; i++) gpt_train(&off, MIXP_F16);
+    for (int i = 0; i < 3; i++) gpt_train(&on, MIXP_F16);
     CHECK_INT(mixp_context_memory(off.ctx).allocations, mixp_context_memory(on.ctx).allocations);
     CHECK_INT(mixp_guard_start(on.ctx, &d), MIXP_OK);
     gpt_train(&on, MIXP_F16);
-    before = mixp_context_memory(on.ctx).allocations;
-    for (i = 0; i < 6; i++) gpt_train(&on, MIXP_F16);
+    int64_t before = mixp_context_memory(on.ctx).allocations;
+    for (int i = 0; i < 6; i++) gpt_train(&on, MIXP_F16);
     CHECK_INT(mixp_context_memory(on.ctx).allocations, before);
     CHECK_INT(mixp_guard_stop(on.ctx), MIXP_OK);
     gpt_close(&off);
@@ -924,7 +892,6 @@ static small small_open(float scale, float value) {
     mixp_scaler_desc d;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     small m;
-    int i;
     memset(&m, 0, sizeof m);
     memset(&d, 0, sizeof d);
     d.init_scale = scale;
@@ -934,7 +901,7 @@ static small small_open(float scale, float value) {
     m.opt = mixp_optimizer_new(m.ctx, &sgd);
     mixp_fill(m.w, (double)value);
     mixp_optimizer_add(m.opt, m.w, NULL);
-    for (i = 0; i < 8; i++) m.x[i] = 1.0f;
+    for (int i = 0; i < 8; i++) m.x[i] = 1.0f;
     CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
     return m;
 }
@@ -1004,7 +971,6 @@ static void test_origin_of_a_loss(void) {
     static const int64_t shape[2] = { 2, 4 };
     small m = small_open(1024.0f, 1.0f);
     mixp_tensor *loss = NULL, *x;
-    mixp_verdict v;
     mixp_event e;
     mixp_step_begin(m.ctx);
     MIXP_AUTOCAST(m.ctx, MIXP_F16) {
@@ -1014,7 +980,7 @@ static void test_origin_of_a_loss(void) {
     mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss));
     mixp_scaler_step(m.scaler, m.opt);
     mixp_scaler_update(m.scaler);
-    v = mixp_scaler_verdict(m.scaler);
+    mixp_verdict v = mixp_scaler_verdict(m.scaler);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(v.origin, MIXP_ORIGIN_FORWARD);
     CHECK_TEXT(v.site, "w: scale");
@@ -1036,16 +1002,12 @@ static void test_unscale_origin(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc d;
-    mixp_scaler *scaler;
-    mixp_optimizer *opt;
-    mixp_tensor *w;
-    mixp_verdict v;
     memset(&d, 0, sizeof d);
     d.init_scale = 1.0f / 1024.0f;
-    scaler = mixp_scaler_new(ctx, &d);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
     sgd.lr = 0.0;
-    w = mixp_param(ctx, "w", MIXP_F32, 1, one);
-    opt = mixp_optimizer_new(ctx, &sgd);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, one);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
     mixp_fill(w, 1.0);
     mixp_optimizer_add(opt, w, NULL);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
@@ -1053,7 +1015,7 @@ static void test_unscale_origin(void) {
     back_from_3e38(scaler, w);
     mixp_scaler_step(scaler, opt);
     mixp_scaler_update(scaler);
-    v = mixp_scaler_verdict(scaler);
+    mixp_verdict v = mixp_scaler_verdict(scaler);
     CHECK_INT(v.outcome, MIXP_STEP_APPLIED);            /* 3e38 is a number still */
     mixp_step_begin(ctx);
     mixp_zero_grad(opt);
@@ -1082,9 +1044,8 @@ static void test_unscale_origin(void) {
  * The product stores f32 then, and attention reads it as it is. */
 static void grow_logits(gpt *g) {
     float w[3 * WIDTH * WIDTH];
-    int i;
     mixp_read(g->w[1][QKV], w, MIXP_F32, 3 * WIDTH * WIDTH);
-    for (i = 0; i < 2 * WIDTH * WIDTH; i++) w[i] *= i < WIDTH * WIDTH ? 1.5f : 0.69f;
+    for (int i = 0; i < 2 * WIDTH * WIDTH; i++) w[i] *= i < WIDTH * WIDTH ? 1.5f : 0.69f;
     mixp_write(g->w[1][QKV], w, MIXP_F32, 3 * WIDTH * WIDTH);
 }
 
@@ -1093,19 +1054,17 @@ static void test_growing_logits(void) {
     mixp_guard_desc d;
     mixp_site_info s;
     double worst = 0.0;
-    int i;
     memset(&d, 0, sizeof d);
     d.every = 2;
     CHECK_INT(mixp_guard_start(low.ctx, &d), MIXP_OK);
-    for (i = 0; i < 40; i++) {
-        double off;
+    for (int i = 0; i < 40; i++) {
         if (i < 30) grow_logits(&f32);
         if (i < 30) grow_logits(&low);
-        off = fabs(gpt_train(&f32, MIXP_F32) - gpt_train(&low, MIXP_F16));
+        double off = fabs(gpt_train(&f32, MIXP_F32) - gpt_train(&low, MIXP_F16));
         if (!(off <= worst)) worst = off;
     }
     show(low.ctx);
-    for (i = 0; mixp_site(low.ctx, i, &s); i++)         /* nobody casts it back */
+    for (int i = 0; mixp_site(low.ctx, i, &s); i++)         /* nobody casts it back */
         CHECK(strcmp(s.op, "cast") != 0 || !strstr(s.name, "qkv"));
     s = site_named(low.ctx, "h.1.attn.qkv.w: linear");
     CHECK(s.value.largest > 65504.0f);
@@ -1122,7 +1081,6 @@ static void test_growing_logits(void) {
 /* Dropout draws what it drew, so the forward pass of a retry is that of the first try. */
 static void test_retry(void) {
     gpt g = gpt_open(1e-3), plain = gpt_open(1e-3);
-    uint64_t step;
     int i, tries = 0;
     double first, loss;
     g.dropout = plain.dropout = 0.2;
@@ -1130,7 +1088,7 @@ static void test_retry(void) {
     next_batch(&g);
     next_batch(&plain);
     first = loss = gpt_step(&g, MIXP_F16);
-    step = mixp_context_steps(g.ctx);
+    uint64_t step = mixp_context_steps(g.ctx);
     while (mixp_retry(g.scaler, 30)) {
         loss = gpt_step(&g, MIXP_F16);
         CHECK_INT(mixp_context_steps(g.ctx), step);
@@ -1189,11 +1147,10 @@ static void test_resume(void) {
     CHECK_INT(checkpoint(&again, 0), MIXP_OK);
     again.batch = on.batch;
     for (i = 0; i < 14; i++) {
-        double x, y;
         if (i == 3) raise_proj(&on, 0.02f);
         if (i == 3) raise_proj(&again, 0.02f);
-        x = gpt_train(&on, MIXP_F16);
-        y = gpt_train(&again, MIXP_F16);
+        double x = gpt_train(&on, MIXP_F16);
+        double y = gpt_train(&again, MIXP_F16);
         CHECK(memcmp(&x, &y, sizeof x) == 0);
         CHECK_INT(site_named(on.ctx, planted).dtype, site_named(again.ctx, planted).dtype);
     }
@@ -1223,17 +1180,16 @@ static void resumed_after(int steps, int batches) {
     gpt on = gpt_open(1e-3), again = gpt_open(1e-3);
     mixp_guard_desc d;
     mixp_site_info a, b;
-    int i;
     memset(&d, 0, sizeof d);
     d.every = 3;
     CHECK_INT(mixp_guard_start(on.ctx, &d), MIXP_OK);
     CHECK_INT(mixp_guard_start(again.ctx, &d), MIXP_OK);
-    for (i = 0; i < steps; i++) gpt_train(&on, MIXP_F16);
+    for (int i = 0; i < steps; i++) gpt_train(&on, MIXP_F16);
     gpt_evaluate(&on, batches);
     CHECK_INT(checkpoint(&on, 1), MIXP_OK);
     CHECK_INT(checkpoint(&again, 0), MIXP_OK);
     again.batch = on.batch;
-    for (i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i++) {
         CHECK_INT(mixp_guard_due(again.ctx), mixp_guard_due(on.ctx));
         if (i == 5) gpt_evaluate(&on, 4);
         if (i == 5) gpt_evaluate(&again, 4);
@@ -1248,8 +1204,7 @@ static void resumed_after(int steps, int batches) {
 }
 
 static void test_resume_after_an_evaluation(void) {
-    int steps;
-    for (steps = 0; steps < 6; steps++) {
+    for (int steps = 0; steps < 6; steps++) {
         resumed_after(steps, 1);
         resumed_after(steps, 2);
         resumed_after(steps, 5);
@@ -1261,8 +1216,7 @@ static void wander(gpt *g) {
     const float bad = NAN;
     const int64_t one[1] = { 1 };
     mixp_tensor *loss = NULL;
-    int i;
-    for (i = 0; i < 5; i++) gpt_train(g, MIXP_F16);
+    for (int i = 0; i < 5; i++) gpt_train(g, MIXP_F16);
     gpt_evaluate(g, 3);
     mixp_step_begin(g->ctx);
     MIXP_AUTOCAST(g->ctx, MIXP_F16) { loss = gpt_loss(g); }
@@ -1330,14 +1284,13 @@ static void test_loads_leave_nothing_behind(void) {
 
 static double whispered(gpt *g, mixp_dtype dtype) {
     mixp_tensor *loss = NULL;
-    double value;
     next_batch(g);
     mixp_step_begin(g->ctx);
     mixp_zero_grad(g->opt);
     MIXP_AUTOCAST(g->ctx, dtype) { loss = gpt_loss(g); }
     mixp_backward(g->ctx, mixp_scale(g->ctx, loss, 1e-6f));
     mixp_optimizer_step(g->opt);
-    value = mixp_item(loss);
+    double value = mixp_item(loss);
     return value;
 }
 
@@ -1346,11 +1299,10 @@ static void test_underflow(void) {
     mixp_guard_desc d;
     mixp_event e;
     double a = 0, b = 0, c = 0;
-    int i;
     memset(&d, 0, sizeof d);
     d.every = 1;
     CHECK_INT(mixp_guard_start(low.ctx, &d), MIXP_OK);
-    for (i = 0; i < 250; i++) {
+    for (int i = 0; i < 250; i++) {
         const double part = i < 220 ? 0.0 : 1.0 / 30.0;
         a += part * whispered(&f32, MIXP_F32);
         b += part * whispered(&low, MIXP_F16);
@@ -1379,7 +1331,6 @@ static void test_compare(void) {
     gpt g = gpt_open(1e-3);
     mixp_compare_desc d;
     double off = 0, norm = 0, largest = 0, ab = 0, aa = 0;
-    uint64_t step;
     int64_t n, i, at = -1;
     memset(&d, 0, sizeof d);
     d.a.dtype = MIXP_F16;
@@ -1388,7 +1339,7 @@ static void test_compare(void) {
     d.user = &g;
     d.scale = 64.0f;
     gpt_train(&g, MIXP_F16);
-    step = mixp_context_steps(g.ctx);
+    uint64_t step = mixp_context_steps(g.ctx);
     CHECK_INT(mixp_compare(g.ctx, &d, rows, 200, &n), MIXP_OK);
     CHECK_INT(mixp_context_steps(g.ctx), step);
     CHECK_INT(n, 37);           /* operators of a forward pass; casts are in one run only */
@@ -1441,8 +1392,7 @@ static mixp_tensor *years_apart(mixp_context *ctx, void *w) {
     const float base = 2000;
     mixp_tensor *h = NULL;
     float x[64];
-    int i;
-    for (i = 0; i < 64; i++) x[i] = 2000.0f + (float)(i * 7 % 32) / 16.0f;
+    for (int i = 0; i < 64; i++) x[i] = 2000.0f + (float)(i * 7 % 32) / 16.0f;
     MIXP_SCOPE(ctx, "cause") { h = mixp_scale(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), 1.0f); }
     MIXP_SCOPE(ctx, "symptom") { h = mixp_sub(ctx, h, mixp_input(ctx, MIXP_F32, 2, one, &base)); }
     MIXP_SCOPE(ctx, "later") { h = mixp_linear(ctx, h, (mixp_tensor *)w, NULL); }
@@ -1458,7 +1408,6 @@ static void test_compare_names_the_cause(void) {
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
     double off = 0, all = 0, mean[2][2] = { { 0 } };
     int64_t n;
-    int i, turn;
     memset(&d, 0, sizeof d);
     mixp_fill(w, 1);
     d.a.dtype = MIXP_F16;
@@ -1466,8 +1415,8 @@ static void test_compare_names_the_cause(void) {
     d.fn = years_apart;
     d.user = w;
     CHECK_INT(mixp_compare(ctx, &d, rows, 8, &n), MIXP_OK);
-    for (turn = 0; turn < 2; turn++)
-        for (i = 0; i < 64; i++) {
+    for (int turn = 0; turn < 2; turn++)
+        for (int i = 0; i < 64; i++) {
             const double x = (double)(i * 7 % 32) / 16.0, e = nearbyint(x) - x;     /* ties to even */
             if (!turn) mean[0][i % 2] += x / 32, mean[1][i % 2] += e / 32;
             else all += (x - mean[0][i % 2]) * (x - mean[0][i % 2]), off += (e - mean[1][i % 2]) * (e - mean[1][i % 2]);
@@ -1476,8 +1425,8 @@ static void test_compare_names_the_cause(void) {
     CHECK_TEXT(rows[0].site, "cause");
     CHECK_NEAR(rows[0].varied, sqrt(off / all), 1e-9);
     CHECK_NEAR(rows[0].added, rows[0].varied, 0);
-    for (i = 1; i < (int)n; i++) CHECK(rows[i].added < 0.5 * rows[0].added);
-    for (i = 1; i < (int)n; i++)
+    for (int i = 1; i < (int)n; i++) CHECK(rows[i].added < 0.5 * rows[0].added);
+    for (int i = 1; i < (int)n; i++)
         if (strstr(rows[i].site, "symptom")) CHECK(rows[i].relative > 100 * rows[0].relative);
     mixp_context_free(ctx);
 }
@@ -1494,8 +1443,6 @@ static void test_compare_forgets(void) {
     mixp_ranks_desc ranks;
     mixp_context_desc desc;
     mixp_compare_desc d;
-    mixp_context *ctx;
-    mixp_tensor *w;
     float g[6];
     int64_t n;
     memset(&ranks, 0, sizeof ranks);
@@ -1503,8 +1450,8 @@ static void test_compare_forgets(void) {
     memset(&d, 0, sizeof d);
     ranks.size = ranks.apart = 1;
     desc.ranks = &ranks;
-    ctx = mixp_context_new(&desc);
-    w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
+    mixp_context *ctx = mixp_context_new(&desc);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
     d.a.dtype = MIXP_F16;
     d.a.level = 1;
     d.fn = four_times;
@@ -1525,10 +1472,9 @@ static void test_compare_forgets(void) {
 /* "mixprec.guard.acted" of the file at path; -1: it has none. */
 static int acted_in_file(void) {
     mixp_safetensors *f = NULL;
-    const mixp_st_entry *e;
     int32_t acted = -1;
     CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
-    e = mixp_safetensors_find(f, "mixprec.guard.acted");
+    const mixp_st_entry *e = mixp_safetensors_find(f, "mixprec.guard.acted");
     if (e) memcpy(&acted, e->data, sizeof acted);
     mixp_safetensors_free(f);
     return (int)acted;

@@ -23,13 +23,12 @@ static net net_open(int networks, float scale, double lr, int guard) {
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc rule;
     net m;
-    int k;
     memset(&m, 0, sizeof m);
     memset(&rule, 0, sizeof rule);
     rule.init_scale = scale;
     sgd.lr = lr;
     m.ctx = mixp_context_new(NULL);
-    for (k = 0; k < networks; k++) {
+    for (int k = 0; k < networks; k++) {
         m.w[k] = mixp_param(m.ctx, networks > 1 ? names[k] : "w", MIXP_F32, 2, shape);
         m.opt[k] = mixp_optimizer_new(m.ctx, &sgd);
         m.scaler[k] = mixp_scaler_new(m.ctx, &rule);
@@ -71,8 +70,7 @@ static int events(const net *m, mixp_event_kind kind) {
 static void show(const net *m) {
     mixp_event e;
     char text[512];
-    int i;
-    for (i = 0; getenv("SHOW") && mixp_guard_event(m->ctx, i, &e); i++)
+    for (int i = 0; getenv("SHOW") && mixp_guard_event(m->ctx, i, &e); i++)
         printf("    %s\n", mixp_event_text(&e, text, sizeof text));
 }
 
@@ -86,8 +84,7 @@ static mixp_tensor *masked(const net *m, mixp_tensor *scores, int how, mixp_tens
     const float inf = INFINITY, low = -inf;
     float added[N * N], ones[N * N];
     uint8_t mask[N * N];
-    int i;
-    for (i = 0; i < N * N; i++) {
+    for (int i = 0; i < N * N; i++) {
         mask[i] = i % N > i / N;
         added[i] = mask[i] ? -inf : 0.0f;
         ones[i] = mask[i] ? 0.0f : 1.0f;
@@ -110,8 +107,7 @@ static double attend(net *m, int how, int level, int retry, int steps, int *skip
     static const int64_t shape[2] = { N, N };
     float x[N * N], t[N * N], low[N * N];
     mixp_tensor *loss = NULL, *kept = NULL;
-    int i, step;
-    for (i = 0; i < N * N; i++) {
+    for (int i = 0; i < N * N; i++) {
         x[i] = (float)(i * 37 % 19 - 9) / 4;
         t[i] = (float)(i % 5);
         low[i] = i % N > i / N ? -(float)INFINITY : 0.0f;
@@ -123,7 +119,7 @@ static double attend(net *m, int how, int level, int retry, int steps, int *skip
     }
     mixp_init_normal(m->w[0], 0, 0.3);
     mixp_autocast_set_level(m->ctx, level);
-    for (step = 0; step < steps && !mixp_context_error(m->ctx, NULL); step++)
+    for (int step = 0; step < steps && !mixp_context_error(m->ctx, NULL); step++)
         do {
             mixp_step_begin(m->ctx);
             mixp_zero_grad(m->opt[0]);
@@ -143,10 +139,9 @@ static double attend(net *m, int how, int level, int retry, int steps, int *skip
  * two or three skips, and let nothing fall back: no number has left its range. From the scale that it finds, a run
  * without a guard has the same bits. */
 static void masks_of_inf(void) {
-    int how, level, retry;
-    for (how = 0; how < MASKS; how++)
-        for (level = 1; level <= 2; level++)
-            for (retry = 0; retry <= 3; retry += 3) {
+    for (int how = 0; how < MASKS; how++)
+        for (int level = 1; level <= 2; level++)
+            for (int retry = 0; retry <= 3; retry += 3) {
                 int without, with, none;
                 net off = net_open(1, 16777216.0f, 0.01, 0), on = net_open(1, 16777216.0f, 0.01, 1), found;
                 double a = attend(&off, how, level, 0, 60, &without);
@@ -166,16 +161,14 @@ static void masks_of_inf(void) {
 
 /* Scores that do leave the range, under such a mask, are named, and cured. */
 static void masked_scores_overflow(void) {
-    int how, level;
-    for (how = 0; how < MASKS; how++)
-        for (level = 1; level <= 2; level++) {
+    for (int how = 0; how < MASKS; how++)
+        for (int level = 1; level <= 2; level++) {
             net m = net_open(1, 64.0f, 1e-9, 1);
             mixp_event e;
             float x[N * N], t[N * N];
             int64_t shape[2] = { N, N };
             mixp_tensor *loss = NULL, *kept = NULL;
-            int i, step;
-            for (i = 0; i < N * N; i++) {
+            for (int i = 0; i < N * N; i++) {
                 x[i] = (float)(i * 37 % 19 - 9) * 40;
                 t[i] = i % N > i / N ? -(float)INFINITY : 0.0f;
             }
@@ -186,7 +179,7 @@ static void masked_scores_overflow(void) {
             }
             mixp_init_normal(m.w[0], 0, 0.5);
             mixp_autocast_set_level(m.ctx, level);
-            for (step = 0; step < 8; step++) {
+            for (int step = 0; step < 8; step++) {
                 mixp_step_begin(m.ctx);
                 mixp_zero_grad(m.opt[0]);
                 MIXP_AUTOCAST(m.ctx, MIXP_F16) {
@@ -220,8 +213,7 @@ static int sites(const net *m, const char *op) {
  * for calls on one tensor are told apart by their order. */
 static mixp_tensor *dropped_loss(const net *m, const float *x, float p, int training) {
     mixp_tensor *in = data(m, 4, N, x), *h, *sum = NULL;
-    int k;
-    for (k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; k++) {
         h = mixp_dropout(m->ctx, mixp_relu(m->ctx, in), p, training);
         h = mixp_reshape(m->ctx, h, 2, in->shape);
         h = mixp_linear(m->ctx, h, m->w[0], NULL);
@@ -271,10 +263,9 @@ static void an_evaluation_is_repeated(void) {
     for (k = 0; k < 4 * N; k++) x[k] = (float)(k % 7) + 1;
     for (way = 0; way < 4; way++) {
         mixp_result (*const begin)(mixp_context *) = way < 2 ? mixp_step_begin : mixp_eval_begin;
-        net m;
         mixp_tensor *loss = NULL;
         guard = way % 2;
-        m = net_open(1, 64.0f, 1e-6, guard);
+        net m = net_open(1, 64.0f, 1e-6, guard);
         mixp_fill(m.w[0], 1);
         for (k = 0; k < 3; k++) {
             mixp_step_begin(m.ctx);
@@ -312,9 +303,8 @@ static void an_evaluation_is_repeated(void) {
 static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
     const net *m = (const net *)user;
     float x[4 * N];
-    int k;
     (void)ctx;
-    for (k = 0; k < 4 * N; k++) x[k] = (float)(k % 7) / 8;
+    for (int k = 0; k < 4 * N; k++) x[k] = (float)(k % 7) / 8;
     return dropped_loss(m, x, 0.1f, 0);
 }
 
@@ -322,9 +312,8 @@ static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
 static void a_comparison_is_not_seen(void) {
     static mixp_difference rows[16];
     int64_t samples[2][40], n;
-    int with, k;
     memset(samples, 0, sizeof samples);
-    for (with = 0; with < 2; with++) {
+    for (int with = 0; with < 2; with++) {
         net m = net_open(1, 64.0f, 1e-6, 1);
         mixp_compare_desc d;
         memset(&d, 0, sizeof d);
@@ -333,7 +322,7 @@ static void a_comparison_is_not_seen(void) {
         d.fn = compared_loss;
         d.user = &m;
         mixp_init_normal(m.w[0], 0, 0.1);
-        for (k = 0; k < 40; k++) {
+        for (int k = 0; k < 40; k++) {
             mixp_tensor *loss = NULL;
             mixp_site_info site;
             if (with && k % 5 == 0) CHECK_INT(mixp_compare(m.ctx, &d, rows, 16, &n), MIXP_OK);
@@ -354,11 +343,10 @@ static void a_guard_from_the_start(void) {
     net m = net_open(1, 64.0f, 1e-6, 0);
     float x[4 * N];
     mixp_tensor *loss = NULL;
-    int k;
-    for (k = 0; k < 4 * N; k++) x[k] = (float)(k % 7) + 1;
+    for (int k = 0; k < 4 * N; k++) x[k] = (float)(k % 7) + 1;
     mixp_fill(m.w[0], 5000);
     CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
-    for (k = 0; k < 5; k++) {
+    for (int k = 0; k < 5; k++) {
         mixp_step_begin(m.ctx);
         mixp_zero_grad(m.opt[0]);
         MIXP_AUTOCAST(m.ctx, MIXP_F16) { loss = dropped_loss(&m, x, 0.1f, 1); }
@@ -382,8 +370,7 @@ static void a_guard_from_the_start(void) {
 static void turn(const net *m, int k, mixp_scaler *scaler) {
     mixp_tensor *loss = NULL;
     float x[4 * N];
-    int i;
-    for (i = 0; i < 4 * N; i++) x[i] = (float)(i % 7) + 1;
+    for (int i = 0; i < 4 * N; i++) x[i] = (float)(i % 7) + 1;
     mixp_step_begin(m->ctx);
     mixp_zero_grad(m->opt[k]);
     MIXP_AUTOCAST(m->ctx, MIXP_F16) {
@@ -398,24 +385,23 @@ static void turn(const net *m, int k, mixp_scaler *scaler) {
 /* G overflows from its first step on, or from a later one on; D never does. Several steps of D come
  * for each of G; the scaler is one for both, or each has its own. */
 static void two_networks(void) {
-    int own, late, steps_of_d, step, k;
-    for (own = 0; own < 2; own++)
-        for (late = 0; late < 2; late++)
-            for (steps_of_d = 1; steps_of_d < 4; steps_of_d++) {
+    for (int own = 0; own < 2; own++)
+        for (int late = 0; late < 2; late++)
+            for (int steps_of_d = 1; steps_of_d < 4; steps_of_d++) {
                 net m = net_open(2, 64.0f, 1e-6, 1);
                 mixp_event e;
                 mixp_fill(m.w[0], 1);
                 mixp_fill(m.w[1], late ? 1 : 5000);
-                for (step = 0; step < 60; step++) {
+                for (int step = 0; step < 60; step++) {
                     if (late && step == 7) mixp_fill(m.w[1], 5000);
-                    for (k = 0; k < steps_of_d; k++) turn(&m, 0, m.scaler[0]);
+                    for (int k = 0; k < steps_of_d; k++) turn(&m, 0, m.scaler[0]);
                     turn(&m, 1, m.scaler[own]);
                 }
                 CHECK(mixp_optimizer_verdict(m.opt[1]).skipped <= 2);
                 CHECK_INT(mixp_optimizer_verdict(m.opt[0]).skipped, 0);
                 CHECK_NEAR(mixp_scaler_loss_scale(m.scaler[own]), 64, 0);
                 CHECK_INT(events(&m, MIXP_EVENT_OVERFLOW), 1);
-                for (k = 0; mixp_guard_event(m.ctx, k, &e); k++)
+                for (int k = 0; mixp_guard_event(m.ctx, k, &e); k++)
                     if (e.kind == MIXP_EVENT_OVERFLOW) CHECK_TEXT(e.site, "G: linear");
                 show(&m);
                 net_close(&m);
@@ -425,9 +411,8 @@ static void two_networks(void) {
 /* What grows in G alone is seen before it overflows: samples do not always meet D. */
 static void samples_meet_both(void) {
     net m = net_open(2, 64.0f, 0, 1);
-    int step;
     mixp_fill(m.w[0], 1);
-    for (step = 0; step < 200; step++) {
+    for (int step = 0; step < 200; step++) {
         mixp_fill(m.w[1], 100 * pow(1.02, step));           /* doubles in 35 turns */
         turn(&m, 0, m.scaler[0]);
         turn(&m, 1, m.scaler[1]);
@@ -440,14 +425,13 @@ static void samples_meet_both(void) {
 
 /* G may not fall back: its run ends, and the message names it. D goes on meanwhile. */
 static void skips_come_to_an_end(void) {
-    int own, step;
-    for (own = 0; own < 2; own++) {
+    for (int own = 0; own < 2; own++) {
         net m = net_open(2, 64.0f, 1e-6, 1);
         const char *why = "";
         mixp_fill(m.w[0], 1);
         mixp_fill(m.w[1], 5000);
         CHECK_INT(mixp_guard_pin(m.ctx, "G: linear", MIXP_F16), MIXP_OK);
-        for (step = 0; step < 40 && !mixp_context_error(m.ctx, NULL); step++) {
+        for (int step = 0; step < 40 && !mixp_context_error(m.ctx, NULL); step++) {
             turn(&m, 0, m.scaler[0]);
             turn(&m, 1, m.scaler[own]);
         }
@@ -468,8 +452,7 @@ static void reshapes_hide_nothing(void) {
     float x[4 * N];
     mixp_event e;
     mixp_tensor *h, *loss = NULL;
-    int i;
-    for (i = 0; i < 4 * N; i++) x[i] = (float)(i % 7) + 1;
+    for (int i = 0; i < 4 * N; i++) x[i] = (float)(i % 7) + 1;
     mixp_fill(m.w[0], 5000);
     mixp_step_begin(m.ctx);
     MIXP_AUTOCAST(m.ctx, MIXP_F16) {
@@ -523,21 +506,20 @@ static int deep_skips(int layered, int late, int level, int evaluates) {
     net m = net_open(1, 64.0f, 0, 1);
     mixp_tensor *layers[LAYERS], *loss = NULL;
     float x[4 * N], w[N * N];
-    int i, k, step, skipped;
     mixp_autocast_set_level(m.ctx, level);
-    for (i = 0; i < 4 * N; i++) x[i] = (float)(i % 7) + 1;
-    for (k = 0; k < LAYERS; k++) {
+    for (int i = 0; i < 4 * N; i++) x[i] = (float)(i % 7) + 1;
+    for (int k = 0; k < LAYERS; k++) {
         char name[16];
         snprintf(name, sizeof name, "layer.%d", k);
         layers[k] = mixp_param(m.ctx, name, MIXP_F32, 2, shape);
         mixp_optimizer_add(m.opt[0], layers[k], NULL);
     }
-    for (step = 0; step < 12; step++) {
+    for (int step = 0; step < 12; step++) {
         const int big = !late || step >= 5;
-        for (i = 0; i < N * N; i++) w[i] = (big ? 10000.0f : 1.0f) * (1 + (float)(i / N % 3) / 2);
+        for (int i = 0; i < N * N; i++) w[i] = (big ? 10000.0f : 1.0f) * (1 + (float)(i / N % 3) / 2);
         mixp_write(m.w[0], w, MIXP_F32, N * N);
-        for (i = 0; i < N * N; i++) w[i] = i / N == i % N ? (big ? 0.8f : 0.01f) : 0.0f;
-        for (k = 0; k < LAYERS; k++) mixp_write(layers[k], w, MIXP_F32, N * N);
+        for (int i = 0; i < N * N; i++) w[i] = i / N == i % N ? (big ? 0.8f : 0.01f) : 0.0f;
+        for (int k = 0; k < LAYERS; k++) mixp_write(layers[k], w, MIXP_F32, N * N);
         mixp_step_begin(m.ctx);
         mixp_zero_grad(m.opt[0]);
         MIXP_AUTOCAST(m.ctx, MIXP_F16) {
@@ -551,18 +533,17 @@ static int deep_skips(int layered, int late, int level, int evaluates) {
     if (!layered) {             /* all cells fall with the first */
         mixp_event e;
         CHECK_INT(events(&m, MIXP_EVENT_OVERFLOW), 1);
-        for (i = 0; mixp_guard_event(m.ctx, i, &e); i++)
+        for (int i = 0; mixp_guard_event(m.ctx, i, &e); i++)
             if (e.kind == MIXP_EVENT_OVERFLOW) CHECK_INT(e.also, 47);
     }
     show(&m);
-    skipped = (int)mixp_scaler_verdict(m.scaler[0]).skipped;
+    int skipped = (int)mixp_scaler_verdict(m.scaler[0]).skipped;
     net_close(&m);
     return skipped;
 }
 
 static void depth_costs_two_skips(void) {
-    int way;
-    for (way = 0; way < 16; way++) {
+    for (int way = 0; way < 16; way++) {
         const int layered = way & 1, late = way >> 1 & 1, evaluates = way >> 2 & 1, level = 1 + (way >> 3);
         const int skips = deep_skips(layered, late, level, evaluates);
         CHECK(skips >= 1 && skips <= 2);
@@ -582,14 +563,12 @@ static double fused_loss(int fused, int level, int *skipped) {
     int64_t shape[2] = { N, N };
     mixp_tensor *head = mixp_param(m.ctx, "head", MIXP_F32, 2, shape), *loss = NULL, *y = NULL, *t = NULL;
     float x[4 * N];
-    double end;
-    int i, step;
-    for (i = 0; i < 4 * N; i++) x[i] = (float)(i * 5 % 7) + 1;
+    for (int i = 0; i < 4 * N; i++) x[i] = (float)(i * 5 % 7) + 1;
     mixp_init_normal(m.w[0], 0, 1);
     mixp_init_normal(head, 0, 6000);
     mixp_optimizer_add(m.opt[0], head, NULL);
     mixp_autocast_set_level(m.ctx, level);
-    for (step = 0; step < 40; step++) {
+    for (int step = 0; step < 40; step++) {
         mixp_step_begin(m.ctx);
         mixp_zero_grad(m.opt[0]);
         MIXP_AUTOCAST(m.ctx, MIXP_F16) {
@@ -602,7 +581,7 @@ static double fused_loss(int fused, int level, int *skipped) {
         loss = mixp_scale(m.ctx, loss, 1e-4f);
         learn(&m, 0, loss);
     }
-    end = mixp_item(loss);
+    double end = mixp_item(loss);
     *skipped = (int)mixp_scaler_verdict(m.scaler[0]).skipped;
     show(&m);
     net_close(&m);
@@ -623,8 +602,7 @@ static void logits_of_one_operator(void) {
 /* --- own operators --- */
 
 static mixp_result enlarge(mixp_call *c, mixp_in from, mixp_out to) {
-    int64_t i;
-    for (i = 0; to.data && i < c->out->count; i++) mixp_put(to, i, 1e5f * mixp_get(from, i));
+    for (int64_t i = 0; to.data && i < c->out->count; i++) mixp_put(to, i, 1e5f * mixp_get(from, i));
     return MIXP_OK;
 }
 static mixp_result own_infer(mixp_call *c)
@@ -638,16 +616,15 @@ static void own_operators_with_known_names(void) {
     static const char *const names[4] = { "log", "sqrt", "where", "mine" };
     static const int64_t shape[2] = { N, N };
     float x[N * N];
-    int i, k;
-    for (i = 0; i < N * N; i++) x[i] = 1;
-    for (k = 0; k < 4; k++) {
+    for (int i = 0; i < N * N; i++) x[i] = 1;
+    for (int k = 0; k < 4; k++) {
         mixp_op op = { NULL, MIXP_CLASS_KEEP, 0, own_infer, own_forward, own_backward, NULL };
         net m = net_open(1, 1, 1e-9, 1);
         mixp_site_info site;
         int fell = 0;
         op.name = names[k];
         mixp_fill(m.w[0], 1);
-        for (i = 0; i < 4; i++) {
+        for (int i = 0; i < 4; i++) {
             mixp_tensor *y = NULL;
             mixp_step_begin(m.ctx);
             mixp_zero_grad(m.opt[0]);
@@ -661,7 +638,7 @@ static void own_operators_with_known_names(void) {
             mixp_scaler_step(m.scaler[0], m.opt[0]);
             mixp_scaler_update(m.scaler[0]);
         }
-        for (i = 0; mixp_site(m.ctx, i, &site); i++)
+        for (int i = 0; mixp_site(m.ctx, i, &site); i++)
             if (strcmp(site.op, names[k]) == 0) fell = site.fallen;
         CHECK_INT(fell, 1);
         CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
@@ -686,10 +663,9 @@ static mixp_tensor *form_of(const net *m, int form, mixp_tensor *h) {
 /* The same of column 0, in double. */
 static double form_in_double(int form, const float *h) {
     double mean = 0, sum = 0, top = -HUGE_VAL;
-    int i;
-    for (i = 0; i < ROWS; i++) mean += (double)h[i * N] / ROWS;
-    for (i = 0; i < ROWS; i++) if ((double)h[i * N] > top) top = (double)h[i * N];
-    for (i = 0; i < ROWS; i++) {
+    for (int i = 0; i < ROWS; i++) mean += (double)h[i * N] / ROWS;
+    for (int i = 0; i < ROWS; i++) if ((double)h[i * N] > top) top = (double)h[i * N];
+    for (int i = 0; i < ROWS; i++) {
         const double x = (double)h[i * N];
         sum += form == LOGS ? exp(x - top) : form == NORM ? x * x : (x - mean) * (x - mean);
     }
@@ -704,13 +680,11 @@ static double form_in_double(int form, const float *h) {
 static void reduces(int form, int level, float size) {
     net m = net_open(1, 1.0f, 1e-3, 1);
     float x[ROWS * N], h[ROWS * N], r[ROWS * N];
-    double want;
-    int step, i;
     mixp_init_normal(m.w[0], 0, 0.5);
     mixp_autocast_set_level(m.ctx, level);
-    for (step = 0; step < 6; step++) {
+    for (int step = 0; step < 6; step++) {
         mixp_tensor *y = NULL, *by = NULL, *loss = NULL;
-        for (i = 0; i < ROWS * N; i++) x[i] = size * (float)((i * 37 + step * 11) % 64 - 32) / 32.0f;
+        for (int i = 0; i < ROWS * N; i++) x[i] = size * (float)((i * 37 + step * 11) % 64 - 32) / 32.0f;
         mixp_step_begin(m.ctx);
         mixp_zero_grad(m.opt[0]);
         MIXP_AUTOCAST(m.ctx, MIXP_F16) {
@@ -720,7 +694,7 @@ static void reduces(int form, int level, float size) {
         }
         mixp_read(y, h, MIXP_F32, ROWS * N);
         mixp_read(by, r, MIXP_F32, by->count);
-        want = form_in_double(form, h);
+        double want = form_in_double(form, h);
         if (step > 1) CHECK_NEAR((double)r[0], want, 2e-3 * fabs(want));
         learn(&m, 0, loss);
     }
@@ -730,9 +704,8 @@ static void reduces(int form, int level, float size) {
 }
 
 static void forms_recover(void) {
-    int form, level;
-    for (form = 0; form < FORMS; form++)
-        for (level = 1; level <= 2; level++) {
+    for (int form = 0; form < FORMS; form++)
+        for (int level = 1; level <= 2; level++) {
             reduces(form, level, 1.0f);
             reduces(form, level, 1000.0f);          /* only squares pass 65,504 */
             reduces(form, level, 30000.0f);         /* and what it is made of falls back */

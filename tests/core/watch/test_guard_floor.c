@@ -92,11 +92,10 @@ static void falls_at_the_floor(void) {
 /* Its value is well all the time; it comes back when its gradient is, too. */
 static void comes_back_with_its_gradient(void) {
     model m = model_open(0);
-    int i;
-    for (i = 0; i < 12; i++) step(&m, 1e6f);
+    for (int i = 0; i < 12; i++) step(&m, 1e6f);
     CHECK_INT(product_site(&m).fallen, 1);
     CHECK_INT(events(&m, MIXP_EVENT_BACK), 0);
-    for (i = 0; i < 4; i++) CHECK_INT(step(&m, 4).outcome, MIXP_STEP_APPLIED);
+    for (int i = 0; i < 4; i++) CHECK_INT(step(&m, 4).outcome, MIXP_STEP_APPLIED);
     CHECK_INT(product_site(&m).fallen, 0);
     CHECK_INT(product_site(&m).dtype, MIXP_F16);
     CHECK_INT(events(&m, MIXP_EVENT_BACK), 1);
@@ -106,8 +105,7 @@ static void comes_back_with_its_gradient(void) {
 /* Of 60000, below 65504, nothing is done: neither skipped nor fallen back. */
 static void stays_low_below_it(void) {
     model m = model_open(0);
-    int i;
-    for (i = 0; i < 4; i++) CHECK_INT(step(&m, 60000).outcome, MIXP_STEP_APPLIED);
+    for (int i = 0; i < 4; i++) CHECK_INT(step(&m, 60000).outcome, MIXP_STEP_APPLIED);
     CHECK_INT(product_site(&m).fallen, 0);
     CHECK_INT(events(&m, MIXP_EVENT_OVERFLOW), 0);
     mixp_context_free(m.ctx);
@@ -117,9 +115,8 @@ static void stays_low_below_it(void) {
 static void pinned_stays(void) {
     model m = model_open(0);
     mixp_result r = MIXP_OK;
-    int i;
     CHECK_INT(mixp_guard_pin(m.ctx, "w", MIXP_F16), MIXP_OK);
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         CHECK_INT(step(&m, 1e6f).outcome, MIXP_STEP_SKIPPED);
         r = mixp_context_error(m.ctx, NULL);
     }
@@ -142,7 +139,6 @@ static void a_low_weight_needs_a_lower_scale(void) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_scaler_desc scale;
         mixp_guard_desc guard;
-        mixp_verdict verdict;
         mixp_site_info site;
         model m;
         float w[2];
@@ -170,7 +166,7 @@ static void a_low_weight_needs_a_lower_scale(void) {
             mixp_backward(ctx, mixp_scaler_scale(m.scaler, y));
             mixp_scaler_step(m.scaler, m.opt);
             CHECK_INT(mixp_scaler_update(m.scaler), MIXP_OK);
-            verdict = mixp_scaler_verdict(m.scaler);
+            mixp_verdict verdict = mixp_scaler_verdict(m.scaler);
             CHECK_INT(verdict.outcome, i ? MIXP_STEP_APPLIED : MIXP_STEP_SKIPPED);
             CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 0.5, 0);
         }

@@ -89,9 +89,8 @@ static double value_after(int i) { return ldexp(1.0, i % 10 < 5 ? i % 10 + 1 : 9
 
 static mixp_result chain_step(chain *c, int links) {
     mixp_tensor *y = c->w;
-    int i;
     if (mixp_step_begin(c->ctx) != MIXP_OK) return mixp_context_error(c->ctx, NULL);
-    for (i = 0; i < links && y; i++) y = mixp_scale(c->ctx, y, factor(i));
+    for (int i = 0; i < links && y; i++) y = mixp_scale(c->ctx, y, factor(i));
     if (y) y = mixp_sum(c->ctx, y, MIXP_ALL, 0);
     if (y) mixp_backward(c->ctx, y);
     if (y) mixp_optimizer_step(c->opt);
@@ -101,11 +100,9 @@ static mixp_result chain_step(chain *c, int links) {
 /* What a chain holds after three steps. on_device: its device memory alone. */
 static size_t held_by(int links, int guarded, size_t *on_device) {
     chain c = chain_open(NULL, guarded);
-    size_t bytes;
-    int i;
-    for (i = 0; i < 3; i++) CHECK_INT(chain_step(&c, links), MIXP_OK);
+    for (int i = 0; i < 3; i++) CHECK_INT(chain_step(&c, links), MIXP_OK);
     *on_device = mixp_context_memory(c.ctx).allocated;
-    bytes = held;
+    size_t bytes = held;
     mixp_context_free(c.ctx);
     CHECK_INT(held, 0);
     return bytes;
@@ -113,8 +110,7 @@ static size_t held_by(int links, int guarded, size_t *on_device) {
 
 static void memory_follows_the_sites(void) {
     static const int links[3] = { 9, 99, 999 };
-    int i;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         size_t bare, device_bare, guarded, device;
         bare = held_by(links[i], 0, &device_bare);
         guarded = held_by(links[i], 1, &device) - bare;
@@ -179,8 +175,7 @@ static void check_sites(chain *c, int links) {
 static void rows_survive_their_growth(void) {
     mixp_guard_desc guard = every_step();
     chain c = chain_counted(&guard);
-    int step;
-    for (step = 0; step < 3; step++) {
+    for (int step = 0; step < 3; step++) {
         const int links = 30 + 300 * step;
         CHECK_INT(chain_step(&c, links), MIXP_OK);
         check_sites(&c, links);
@@ -254,10 +249,9 @@ static void file_lengthened(const char *path, int64_t rows) {
     static int32_t states[DEFAULT_SITES][4];
     static int32_t operands[DEFAULT_SITES][4];
     mixp_safetensors *file;
-    int64_t i, n;
     CHECK_INT(mixp_safetensors_read(path, &file, NULL, 0), MIXP_OK);
-    n = mixp_safetensors_count(file);
-    for (i = 0; i < n; i++) {
+    int64_t n = mixp_safetensors_count(file);
+    for (int64_t i = 0; i < n; i++) {
         mixp_st_entry *e = &entries[i];
         *e = *mixp_safetensors_at(file, i);
         if (strcmp(e->name, "mixprec.guard.sites") == 0) {
@@ -287,10 +281,9 @@ static void file_lengthened(const char *path, int64_t rows) {
 
 static int64_t rows_of_file(const char *path, const char *name) {
     mixp_safetensors *file;
-    const mixp_st_entry *e;
     int64_t rows = -1;
     CHECK_INT(mixp_safetensors_read(path, &file, NULL, 0), MIXP_OK);
-    e = mixp_safetensors_find(file, name);
+    const mixp_st_entry *e = mixp_safetensors_find(file, name);
     if (e) rows = e->shape[0];
     mixp_safetensors_free(file);
     return rows;
@@ -300,8 +293,7 @@ static int64_t rows_of_file(const char *path, const char *name) {
  * well. Site 3 of the file has fallen back, in both. */
 static void files_have_the_rows_of_their_sites(void) {
     const int links = 40;
-    int longer;
-    for (longer = 0; longer < 2; longer++) {
+    for (int longer = 0; longer < 2; longer++) {
         char path[64];
         mixp_guard_desc guard = every_step();
         chain c = chain_open(&guard, 1), next = chain_open(&guard, 1);
@@ -355,13 +347,12 @@ static long saved_bytes(chain *c) {
     char path[64];
     mixp_checkpoint what = all_of(c);
     FILE *f;
-    long bytes;
     snprintf(path, sizeof path, "guard_memory_%ld.safetensors", (long)getpid());
     CHECK_INT(chain_step(c, 40), MIXP_OK);
     CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
     f = fopen(path, "rb");
     CHECK(f && !fseek(f, 0, SEEK_END));
-    bytes = f ? ftell(f) : 0;
+    long bytes = f ? ftell(f) : 0;
     if (f) fclose(f);
     remove(path);
     return bytes;

@@ -26,29 +26,27 @@ static run train(mixp_dtype dtype, int level, int guard, double year) {
     mixp_optimizer_desc adam = mixp_adamw_defaults();
     mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 2, square), *c = mixp_param(ctx, "c", MIXP_F32, 2, row);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-    mixp_optimizer *opt;
     float slope[UNITS], at[UNITS], x[BATCH], t[BATCH];
     uint32_t seed = 1;
     mixp_event e;
     run r;
-    int i, step;
     memset(&r, 0, sizeof r);
     adam.lr = 3e-3;
     adam.weight_decay = 0;
-    opt = mixp_optimizer_new(ctx, &adam);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adam);
     mixp_optimizer_add(opt, b, NULL);
     mixp_optimizer_add(opt, c, NULL);
     mixp_init_normal(b, 0, 0.125);
     mixp_init_normal(c, 0, 0.125);
-    for (i = 0; i < UNITS; i++) {
+    for (int i = 0; i < UNITS; i++) {
         slope[i] = uniform(&seed) < 0.5 ? -8.0f : 8.0f;
         at[i] = (float)(-(double)slope[i] * (year + uniform(&seed)));
     }
     mixp_autocast_set_level(ctx, level);
     if (guard) CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
-    for (step = 0; step < STEPS; step++) {
+    for (int step = 0; step < STEPS; step++) {
         mixp_tensor *h, *loss = NULL;
-        for (i = 0; i < BATCH; i++) {
+        for (int i = 0; i < BATCH; i++) {
             const double u = uniform(&seed);
             x[i] = (float)(year + u);
             t[i] = (float)sin(6.283185307179586 * u);
@@ -69,7 +67,7 @@ static run train(mixp_dtype dtype, int level, int guard, double year) {
         } while (mixp_retry(scaler, 3));
         if (step >= STEPS - 25) r.loss += mixp_item(loss) / 25;
     }
-    for (i = 0; mixp_guard_event(ctx, i, &e); i++) {
+    for (int i = 0; mixp_guard_event(ctx, i, &e); i++) {
         char text[400];
         if (getenv("SHOW")) printf("    %s\n", mixp_event_text(&e, text, sizeof text));
         if (e.kind == MIXP_EVENT_IMPRECISE && !r.imprecise++) {
@@ -85,9 +83,8 @@ static run train(mixp_dtype dtype, int level, int guard, double year) {
 /* The fraction is what the model learns from: without a guard nothing is learnt, with one as in f32. */
 static void a_year_with_its_fraction(void) {
     const run f32 = train(MIXP_F32, 1, 0, 2023);
-    int level;
     CHECK(f32.loss < 0.01);
-    for (level = 1; level <= 2; level++) {
+    for (int level = 1; level <= 2; level++) {
         const run half = train(MIXP_F16, level, 1, 2023), wide = train(MIXP_BF16, level, 1, 2023);
         const run bare = train(MIXP_F16, level, 0, 2023);
         CHECK(bare.loss > f32.loss + 0.05);
@@ -103,8 +100,7 @@ static void a_year_with_its_fraction(void) {
 
 /* The same model of the fraction alone loses little, and is let be. */
 static void a_fraction_is_let_be(void) {
-    int level;
-    for (level = 1; level <= 2; level++) {
+    for (int level = 1; level <= 2; level++) {
         const run half = train(MIXP_F16, level, 1, 0), wide = train(MIXP_BF16, level, 1, 0);
         CHECK_INT(half.imprecise + wide.imprecise, 0);
     }
@@ -114,9 +110,8 @@ static void a_fraction_is_let_be(void) {
  * them most of what f32 learns. */
 static void an_offset_that_costs_little_precision(void) {
     const run f32 = train(MIXP_F32, 1, 0, 10), bare = train(MIXP_BF16, 1, 0, 10);
-    int level;
     CHECK(f32.loss < 0.001 && bare.loss > 4 * f32.loss);
-    for (level = 1; level <= 2; level++) {
+    for (int level = 1; level <= 2; level++) {
         const run wide = train(MIXP_BF16, level, 1, 10);
         CHECK(wide.imprecise >= 1);
         CHECK_TEXT(wide.first, "cast");
@@ -139,9 +134,8 @@ static void imprecise_products_read_f32_weights_under(int recipes) {
     const mixp_recipe_rule rule = { "w", NULL };
     mixp_recipe fp8;
     uint32_t seed = 1;
-    int i, k, j, step;
-    for (i = 0; i < ROWS * IN; i++) x[i] = (float)(100 + uniform(&seed));
-    for (i = 0; i < OUT * IN; i++) w[i] = (float)(uniform(&seed) - 0.5);
+    for (int i = 0; i < ROWS * IN; i++) x[i] = (float)(100 + uniform(&seed));
+    for (int i = 0; i < OUT * IN; i++) w[i] = (float)(uniform(&seed) - 0.5);
     mixp_write(weight, w, MIXP_F32, OUT * IN);
     mixp_optimizer_add(opt, weight, NULL);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
@@ -149,7 +143,7 @@ static void imprecise_products_read_f32_weights_under(int recipes) {
     fp8.kind = MIXP_RECIPE_FP8_CURRENT;
     if (recipes == 1) CHECK_INT(mixp_autocast_set_recipes(ctx, &rule, 1), MIXP_OK);
     if (recipes > 1) CHECK_INT(mixp_autocast_set_recipe(ctx, &fp8), MIXP_OK);
-    for (step = 0; step < 2; step++) {
+    for (int step = 0; step < 2; step++) {
         mixp_tensor *out = NULL;
         mixp_step_begin(ctx);
         MIXP_AUTOCAST(ctx, MIXP_BF16) {
@@ -158,10 +152,10 @@ static void imprecise_products_read_f32_weights_under(int recipes) {
         CHECK_INT(mixp_read(out, y, MIXP_F32, ROWS * OUT), MIXP_OK);
         CHECK_INT(out->dtype, step ? MIXP_F32 : MIXP_BF16);
     }
-    for (i = 0; i < ROWS; i++)
-        for (k = 0; k < OUT; k++) {
+    for (int i = 0; i < ROWS; i++)
+        for (int k = 0; k < OUT; k++) {
             double sum = 0;
-            for (j = 0; j < IN; j++) sum += (double)x[i * IN + j] * (double)w[k * IN + j];
+            for (int j = 0; j < IN; j++) sum += (double)x[i * IN + j] * (double)w[k * IN + j];
             CHECK_NEAR(y[i * OUT + k], sum, 1e-4);  /* a bf16 weight would be off by 0.1 */
         }
     mixp_context_free(ctx);
@@ -183,7 +177,6 @@ static void a_failed_look_is_told(void) {
     mixp_kernels kernels = *mixp_cpu()->kernels;
     mixp_device device = *mixp_cpu();
     mixp_context_desc d;
-    mixp_context *ctx;
     mixp_tensor *w, *y = NULL;
     const char *why = "";
     float x[128];
@@ -192,7 +185,7 @@ static void a_failed_look_is_told(void) {
     kernels.reduce = no_reduce;
     device.kernels = &kernels;
     d.device = &device;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     w = mixp_param(ctx, "w", MIXP_F32, 2, ws);
     mixp_guard_start(ctx, NULL);
     mixp_step_begin(ctx);

@@ -65,8 +65,7 @@ static const row table[ROWS_OF_TABLE] = {
 /* --- an operator of the program: 1000 x --- */
 
 static mixp_result thousandfold(mixp_call *c, mixp_in from, mixp_out to) {
-    int64_t i;
-    for (i = 0; to.data && i < c->out->count; i++) mixp_put(to, i, 1000 * mixp_get(from, i));
+    for (int64_t i = 0; to.data && i < c->out->count; i++) mixp_put(to, i, 1000 * mixp_get(from, i));
     return MIXP_OK;
 }
 static mixp_result own_infer(mixp_call *c)
@@ -121,7 +120,6 @@ static model model_open(int which, int level) {
     mixp_guard_desc guard;
     float unit[N * N];
     model m;
-    int i;
     memset(&m, 0, sizeof m);
     memset(&rule, 0, sizeof rule);
     memset(&guard, 0, sizeof guard);
@@ -135,7 +133,7 @@ static model model_open(int which, int level) {
     m.scaler = mixp_scaler_new(m.ctx, &rule);
     m.pass = param(&m, "pass", 2);
     m.w = param(&m, "w", norm ? 1 : 2);
-    for (i = 0; i < N * N; i++) unit[i] = i % (N + 1) == 0;
+    for (int i = 0; i < N * N; i++) unit[i] = i % (N + 1) == 0;
     mixp_write(m.pass, unit, MIXP_F32, N * N);
     mixp_autocast_set_level(m.ctx, level);
     CHECK_INT(mixp_guard_start(m.ctx, &guard), MIXP_OK);
@@ -144,8 +142,7 @@ static model model_open(int which, int level) {
 
 static mixp_tensor *constant(const model *m, const mixp_tensor *like, float value) {
     float x[BATCH * N];
-    int i;
-    for (i = 0; i < BATCH * N; i++) x[i] = value;
+    for (int i = 0; i < BATCH * N; i++) x[i] = value;
     return mixp_input(m->ctx, MIXP_F32, like->rank, like->shape, x);
 }
 
@@ -214,10 +211,9 @@ static mixp_tensor *batch(const model *m, int large) {
     const int rows = m->which == OFFSET ? BATCH : ROWS;
     float x[BATCH * N];
     int64_t shape[2];
-    int i;
     shape[0] = rows;
     shape[1] = N;
-    for (i = 0; i < rows * N; i++) {
+    for (int i = 0; i < rows * N; i++) {
         x[i] = 1 + 0.05f * (float)(i * 7 % 11);
         if (large && m->which == OFFSET) x[i] += 2023;
         else if (large) x[i] *= table[m->which].large;
@@ -289,8 +285,7 @@ static void events_are_true(const model *m) {
 static void show(const model *m) {
     mixp_event e;
     char text[512];
-    int i;
-    for (i = 0; mixp_guard_event(m->ctx, i, &e); i++) printf("    %s\n", mixp_event_text(&e, text, sizeof text));
+    for (int i = 0; mixp_guard_event(m->ctx, i, &e); i++) printf("    %s\n", mixp_event_text(&e, text, sizeof text));
 }
 
 /* All sites are in f16 again; the site of the table fell, and no event came in the last 40 steps. */
@@ -311,8 +306,7 @@ static void returns(int which, int level) {
     const int bad = test_bad;
     model m = model_open(which, level);
     const char *why = "";
-    int i;
-    for (i = 1; i <= STEPS; i++) {
+    for (int i = 1; i <= STEPS; i++) {
         step(&m, i >= FIRST && i <= LAST);
         events_are_true(&m);
     }
@@ -326,9 +320,8 @@ static void returns(int which, int level) {
 }
 
 static void every_site_returns(void) {
-    int which, level;
-    for (which = 0; which < ROWS_OF_TABLE; which++)
-        for (level = 1; level <= 2; level++)
+    for (int which = 0; which < ROWS_OF_TABLE; which++)
+        for (int level = 1; level <= 2; level++)
             if (table[which].levels >> level & 1) returns(which, level);
 }
 
@@ -358,9 +351,8 @@ static void sites_return_without_precision(void) {
 }
 
 static void evaluation(const model *m) {
-    mixp_tensor *x;
     mixp_step_begin(m->ctx);
-    x = batch(m, 0);
+    mixp_tensor *x = batch(m, 0);
     MIXP_NO_GRAD(m->ctx) MIXP_AUTOCAST(m->ctx, MIXP_F16) {
         x = applied(m, x, mixp_linear(m->ctx, x, m->pass, NULL));
     }

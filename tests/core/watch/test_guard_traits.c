@@ -71,9 +71,8 @@ static void the_list_has_its_traits(void) {
 
 static int any_bad(const mixp_tensor *t) {
     static double v[2 * N];
-    int64_t i;
     if (!t || t->count > 2 * N || mixp_read(t, v, MIXP_F64, t->count) != MIXP_OK) return 0;
-    for (i = 0; i < t->count; i++)
+    for (int64_t i = 0; i < t->count; i++)
         if (!(fabs(v[i]) < HUGE_VAL)) return 1;
     return 0;
 }
@@ -95,14 +94,13 @@ enum { NONE, SOME, ALL };
 static int cuts(const op_row *r, double value, double y) {
     const int one_is_top = r->id == MIXP_OP_SOFTMAX || r->id == MIXP_OP_LOG_SOFTMAX;
     float v[N];
-    mixp_tensor *x, *result;
     int found = NONE;
     mixp_step_begin(c);
     for (int i = 0; i < N; i++) v[i] = (float)(value * (1.0 + 0.01 * (i % COLS)));
     for (int i = 0; i < N && one_is_top; i++) v[i] *= i % COLS ? -1.0f : 1.0f;
-    x = mixp_input(c, MIXP_F32, 2, shape, v);
+    mixp_tensor *x = mixp_input(c, MIXP_F32, 2, shape, v);
     mixp_tensor_set_requires_grad(x, 1);
-    result = applied(r, x, r->id == MIXP_OP_PRELU ? 0.0 : y, r->k < -1.0f ? 0.0f : r->k);
+    mixp_tensor *result = applied(r, x, r->id == MIXP_OP_PRELU ? 0.0 : y, r->k < -1.0f ? 0.0f : r->k);
     CHECK(result != NULL);
     if (zeros(result)) found = zeros(result) == result->count ? ALL : SOME;
     if (any_bad(result) || mixp_backward(c, cubes(result)) != MIXP_OK || !zeros(x->grad)) return found;
@@ -137,9 +135,8 @@ static void what_makes_inf_says_so(void) {
         const op_row *r = op_row_of((mixp_op_id)i);
         int bad = 0, large = 0;
         for (size_t k = 0; k < sizeof values / sizeof *values && is_judged(r); k++) {
-            mixp_tensor *y;
             mixp_step_begin(c);
-            y = applied(r, all(MIXP_F32, values[k]), -1.5, r->k);
+            mixp_tensor *y = applied(r, all(MIXP_F32, values[k]), -1.5, r->k);
             if (k < 4) bad |= any_bad(y);
             if (!any_bad(y)) large |= any_bad(mixp_cast(c, y, MIXP_F16));
         }
@@ -185,13 +182,11 @@ static void what_rounds_is_measured(void) {
     static const int64_t one[2] = { 1, 1 };
     for (int id = 0; id < MIXP_OP_COUNT; id++) {
         const op_row *r = op_row_of((mixp_op_id)id);
-        mixp_tensor *p;
-        mixp_optimizer *opt;
         float v[N];
         if (!is_judged(r) || !(traits(r->id) & MIXPI_ROUNDS)) continue;
         c = mixp_context_new(NULL);
-        opt = mixp_optimizer_new(c, NULL);
-        p = mixp_param(c, "p", MIXP_F32, 2, one);
+        mixp_optimizer *opt = mixp_optimizer_new(c, NULL);
+        mixp_tensor *p = mixp_param(c, "p", MIXP_F32, 2, one);
         mixp_fill(p, 1.0);
         mixp_optimizer_add(opt, p, NULL);
         for (int i = 0; i < N; i++) v[i] = (float)input_of(r->id, i);
@@ -214,22 +209,19 @@ static void what_rounds_is_measured(void) {
 static void a_border_of_inf_is_no_event(void) {
     static const int64_t square[2] = { COLS, COLS };
     mixp_tensor *w, *loss = NULL;
-    mixp_optimizer *opt;
-    mixp_scaler *scaler;
     mixp_scaler_desc rule;
     mixp_event e;
     char text[512];
-    int step;
     c = mixp_context_new(NULL);
     w = mixp_param(c, "w", MIXP_F32, 2, square);
     mixp_init_normal(w, 0, 0.5);
-    opt = mixp_optimizer_new(c, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(c, NULL);
     memset(&rule, 0, sizeof rule);
     rule.init_scale = 256.0f;
-    scaler = mixp_scaler_new(c, &rule);
+    mixp_scaler *scaler = mixp_scaler_new(c, &rule);
     mixp_optimizer_add(opt, w, NULL);
     CHECK_INT(mixp_guard_start(c, NULL), MIXP_OK);
-    for (step = 0; step < 40; step++) {
+    for (int step = 0; step < 40; step++) {
         mixp_step_begin(c);
         mixp_zero_grad(opt);
         MIXP_AUTOCAST(c, MIXP_F16) {

@@ -26,9 +26,8 @@ static mixp_exponents *counted;
 /* y = x * w elementwise, then its mean: two sites, of N values and of one. */
 static void step(mixp_context *ctx, mixp_tensor *w) {
     static const int64_t n[1] = { N };
-    mixp_tensor *product;
     mixp_step_begin(ctx);
-    product = mixp_mul(ctx, mixp_input(ctx, MIXP_F32, 1, n, x), w);
+    mixp_tensor *product = mixp_mul(ctx, mixp_input(ctx, MIXP_F32, 1, n, x), w);
     mixp_read(product, y, MIXP_F32, N);
     CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, product, MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_optimizer_step(still), MIXP_OK);
@@ -36,8 +35,7 @@ static void step(mixp_context *ctx, mixp_tensor *w) {
 
 static int site_named(mixp_context *ctx, const char *op) {
     mixp_site_info s;
-    int i;
-    for (i = 0; mixp_site(ctx, i, &s); i++)
+    for (int i = 0; mixp_site(ctx, i, &s); i++)
         if (strcmp(s.op, op) == 0) return i;
     return -2;
 }
@@ -60,21 +58,19 @@ static mixp_context *open_with(int every, mixp_tensor **w) {
     mixp_context_desc c;
     mixp_guard_desc d;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
-    mixp_context *ctx;
-    int i;
     memset(&c, 0, sizeof c);
     memset(&d, 0, sizeof d);
     c.allocate = spoiled;
     c.release = freed;
-    ctx = mixp_context_new(&c);
+    mixp_context *ctx = mixp_context_new(&c);
     d.every = every;
     *w = mixp_param(ctx, "w", MIXP_F32, 1, n);
     mixp_fill(*w, 3.0);
     sgd.lr = 0;
     still = mixp_optimizer_new(ctx, &sgd);
     CHECK_INT(mixp_optimizer_add(still, *w, NULL), MIXP_OK);
-    for (i = 0; i < N; i++) x[i] = i % 7 ? ldexpf(1.0f + (float)(i % 5) / 8.0f, i % 40 - 20) : 0.0f;
-    for (i = 0; i < N; i += 3) x[i] = -x[i];
+    for (int i = 0; i < N; i++) x[i] = i % 7 ? ldexpf(1.0f + (float)(i % 5) / 8.0f, i % 40 - 20) : 0.0f;
+    for (int i = 0; i < N; i += 3) x[i] = -x[i];
     CHECK_INT(mixp_guard_start(ctx, &d), MIXP_OK);
     counted = mixp_exponents_new(ctx);
     CHECK(counted != NULL);
@@ -145,7 +141,6 @@ static void test_refused(void) {
     mixp_tensor *w;
     mixp_context *ctx = open_with(1, &w);
     int64_t counts[MIXP_EXPONENTS], allocations;
-    int i;
     CHECK_INT(mixp_site_exponents(counted, -1, NULL), 0);
     CHECK_INT(mixp_site_exponents(counted, 0, counts), 0);      /* no step yet */
     step(ctx, w);
@@ -153,7 +148,7 @@ static void test_refused(void) {
     CHECK_INT(mixp_site_exponents(counted, -2, counts), 0);
     CHECK_INT(mixp_site_exponents(NULL, 0, counts), 0);
     allocations = mixp_context_memory(ctx).allocations;
-    for (i = 0; i < 5; i++) step(ctx, w);
+    for (int i = 0; i < 5; i++) step(ctx, w);
     CHECK_INT(mixp_context_memory(ctx).allocations, allocations);
     CHECK(mixp_exponents_new(NULL) == NULL);
     mixp_exponents_free(NULL);
@@ -169,16 +164,15 @@ static void test_freed_in_order(void) {
     mixp_context *ctx = open_with(1, &w);
     mixp_exponents *newer = mixp_exponents_new(ctx);
     int64_t counts[MIXP_EXPONENTS], sum = 0;
-    int i;
     mixp_exponents_free(counted);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ORDER);
     mixp_context_clear_error(ctx);
     step(ctx, w);
     CHECK_INT(mixp_site_exponents(newer, -1, counts), 1);
-    for (i = 0; i < MIXP_EXPONENTS; i++) sum += counts[i];
+    for (int i = 0; i < MIXP_EXPONENTS; i++) sum += counts[i];
     CHECK_INT(sum, N + 1);
     CHECK_INT(mixp_site_exponents(counted, -1, counts), 1);
-    for (i = 0; i < MIXP_EXPONENTS; i++) sum -= counts[i];
+    for (int i = 0; i < MIXP_EXPONENTS; i++) sum -= counts[i];
     CHECK_INT(sum, 0);
     mixp_exponents_free(newer);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
@@ -248,8 +242,7 @@ static void test_sights(void) {
     mixp_observer o, before;
     float grads[2][N];
     diary d;
-    int seen;
-    for (seen = 0; seen < 2; seen++) {
+    for (int seen = 0; seen < 2; seen++) {
         o = writer(&d, 0);
         if (seen) CHECK_INT(mixp_observe(ctx, &o, &before), MIXP_OK);
         mixp_step_begin(ctx);
@@ -282,9 +275,8 @@ static void test_sights(void) {
 static void test_reads_and_draws(void) {
     mixp_tensor *w;
     mixp_context *ctx = bare_context(&w);
-    mixp_observer o;
     diary d;
-    o = writer(&d, 0);
+    mixp_observer o = writer(&d, 0);
     CHECK_INT(mixp_observe(ctx, &o, NULL), MIXP_OK);
     mixp_step_begin(ctx);
     w = mixp_scale(ctx, w, 3.0f);
@@ -305,19 +297,16 @@ static void test_reads_and_draws(void) {
 static void test_trials(void) {
     mixp_tensor *w;
     mixp_context *ctx = bare_context(&w);
-    mixp_observer outer, inner;
     diary a, b;
-    uint64_t steps;
-    int i;
-    outer = writer(&a, 0);
+    mixp_observer outer = writer(&a, 0);
     CHECK_INT(mixp_observe(ctx, &outer, NULL), MIXP_OK);
     mixp_step_begin(ctx);
     CHECK_INT(mixp_backward(ctx, mean_of_three(ctx, w)), MIXP_OK);
     CHECK_INT(a.n, 4);
-    steps = mixp_context_steps(ctx);
-    inner = writer(&b, 1);
+    uint64_t steps = mixp_context_steps(ctx);
+    mixp_observer inner = writer(&b, 1);
     CHECK_INT(mixp_observe(ctx, &inner, &b.next), MIXP_OK);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
         CHECK(w->grad == NULL);
         CHECK_INT(mixp_context_steps(ctx), steps + 1);
@@ -344,9 +333,8 @@ static void test_trial_of_a_scaled_loss(void) {
     mixp_context *ctx = bare_context(&w);
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-    mixp_observer o;
     diary d;
-    o = writer(&d, 1);
+    mixp_observer o = writer(&d, 1);
     CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
     CHECK_INT(mixp_observe(ctx, &o, NULL), MIXP_OK);
@@ -368,9 +356,8 @@ static void test_trial_of_a_scaled_loss(void) {
 static void test_stopped_guard(void) {
     mixp_tensor *w, *twice = NULL;
     mixp_context *ctx = bare_context(&w);
-    mixp_observer o;
     diary d;
-    o = writer(&d, 0);
+    mixp_observer o = writer(&d, 0);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
     CHECK_INT(mixp_guard_pin(ctx, "*", MIXP_F32), MIXP_OK);
     CHECK_INT(mixp_guard_stop(ctx), MIXP_OK);
@@ -388,7 +375,6 @@ static void test_stopped_guard(void) {
 static void test_limits(void) {
     static const int limits[2] = { 1, 5000 };
     mixp_guard_desc g;
-    mixp_observer o;
     diary d;
     int i, k;
     memset(&g, 0, sizeof g);
@@ -397,7 +383,7 @@ static void test_limits(void) {
         mixp_tensor *w, *last;
         mixp_context *ctx = bare_context(&w);
         mixp_site_info site;
-        o = writer(&d, 0);
+        mixp_observer o = writer(&d, 0);
         CHECK_INT(mixp_observe(ctx, &o, NULL), MIXP_OK);
         mixp_step_begin(ctx);
         mean_of_three(ctx, w);
@@ -485,7 +471,6 @@ static void test_trail_refused(void) {
     static const char path[] = "test_observe.trail";
     mixp_tensor *w;
     mixp_context *ctx = open_with(1, &w);
-    mixp_trail *older, *newer;
     CHECK(mixp_trail_open(NULL, path) == NULL);
     CHECK(mixp_trail_open(ctx, NULL) == NULL);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
@@ -495,8 +480,8 @@ static void test_trail_refused(void) {
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_trail_step(NULL), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_trail_close(NULL), MIXP_OK);
-    older = mixp_trail_open(ctx, path);
-    newer = mixp_trail_open(ctx, "test_observe.newer");
+    mixp_trail *older = mixp_trail_open(ctx, path);
+    mixp_trail *newer = mixp_trail_open(ctx, "test_observe.newer");
     CHECK_INT(mixp_trail_close(older), MIXP_ERR_ORDER);
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_trail_close(newer), MIXP_OK);

@@ -43,8 +43,7 @@ static void net_step(net *m, float value, float factor) {
     static const int64_t shape[2] = { N, N };
     float x[N * N];
     mixp_tensor *loss = NULL;
-    int i;
-    for (i = 0; i < N * N; i++) x[i] = value;
+    for (int i = 0; i < N * N; i++) x[i] = value;
     mixp_step_begin(m->ctx);
     mixp_zero_grad(m->opt);
     MIXP_AUTOCAST(m->ctx, MIXP_F16) {
@@ -82,8 +81,7 @@ static void test_sentences(void) {
         { MIXP_EVENT_PINNED, "pinned by a pattern", "MIXP_DTYPE_COUNT" },
         { MIXP_EVENT_FULL, "max_sites is reached", "Set a larger max_sites" } };
     char text[400];
-    size_t i;
-    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         mixp_event e = event_of(cases[i].kind, "h.3: linear", MIXP_ORIGIN_UNKNOWN);
         CHECK(mixp_event_text(&e, text, sizeof text) == text);
         CHECK_TEXT(text, "step 1234567890123: h.3: linear ");
@@ -105,8 +103,7 @@ static void test_sentences_of_skips(void) {
         { "the loss is not finite, or a buffer became so. Turn on a guard", "the loss is not finite, or a buffer became so." },
         { "the result of 'h.3: linear' is not finite because the program wrote Inf, such as", "the result of a site is" } };
     char text[400], expected[400];
-    int i;
-    for (i = 0; i < MIXP_ORIGIN_COUNT; i++) {
+    for (int i = 0; i < MIXP_ORIGIN_COUNT; i++) {
         mixp_event e = event_of(MIXP_EVENT_SKIP, i ? "h.3: linear" : "", (mixp_origin)i);
         mixp_event_text(&e, text, sizeof text);
         snprintf(expected, sizeof expected, "step 1234567890123: skipped because %s", says[i][0]);
@@ -140,12 +137,11 @@ static void test_sentences_of_others(void) {
 /* All of them fit, and what does not is cut. */
 static void test_sentences_fit(void) {
     char text[2000], site[96];
-    int kind, origin;
     mixp_event e;
     memset(site, 'x', sizeof site - 1);
     site[sizeof site - 1] = 0;
-    for (kind = 0; kind < MIXP_EVENT_COUNT; kind++)
-        for (origin = 0; origin < MIXP_ORIGIN_COUNT; origin++) {
+    for (int kind = 0; kind < MIXP_EVENT_COUNT; kind++)
+        for (int origin = 0; origin < MIXP_ORIGIN_COUNT; origin++) {
             e = event_of((mixp_event_kind)kind, site, (mixp_origin)origin);
             CHECK(strlen(mixp_event_text(&e, text, sizeof text)) <= 400);
             CHECK(text[strlen(text) - 1] == '.');
@@ -164,9 +160,8 @@ static void test_a_skip_nobody_saw(void) {
     net m = net_open();
     mixp_event e;
     char text[400];
-    int i;
     CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
-    for (i = 0; i < 5; i++) net_step(&m, 1.0f, i < 3 ? 1.0f : 1e5f);
+    for (int i = 0; i < 5; i++) net_step(&m, 1.0f, i < 3 ? 1.0f : 1e5f);
     CHECK_INT(mixp_guard_event(m.ctx, 0, &e), 1);
     CHECK_INT(e.kind, MIXP_EVENT_SKIP);
     CHECK_INT(e.step, 4);
@@ -186,9 +181,8 @@ static void test_a_skip_nobody_saw(void) {
 /* Does the product store f32? */
 static int product_is_f32(net *m) {
     mixp_site_info s;
-    int i;
     net_step(m, 1.0f, 1.0f);
-    for (i = 0; mixp_site(m->ctx, i, &s); i++)
+    for (int i = 0; mixp_site(m->ctx, i, &s); i++)
         if (strcmp(s.name, "w: linear") == 0) return s.dtype == MIXP_F32;
     CHECK(0 && "no such site");
     return 0;
@@ -199,9 +193,8 @@ static void test_patterns_given_again(void) {
     net m = net_open();
     const char *why = "";
     char pattern[32];
-    int i;
     CHECK_INT(mixp_guard_pin(m.ctx, "w: linear", MIXP_F32), MIXP_OK);
-    for (i = 1; i < MOST_PINS; i++) {
+    for (int i = 1; i < MOST_PINS; i++) {
         snprintf(pattern, sizeof pattern, "*%d", i);
         CHECK_INT(mixp_guard_pin(m.ctx, pattern, MIXP_F32), MIXP_OK);
     }
@@ -210,10 +203,10 @@ static void test_patterns_given_again(void) {
     CHECK_TEXT(why, "64 patterns");
     CHECK_TEXT(why, "'*' with MIXP_DTYPE_COUNT to remove all");
     mixp_context_clear_error(m.ctx);
-    for (i = 0; i < 200; i++)
+    for (int i = 0; i < 200; i++)
         CHECK_INT(mixp_guard_pin(m.ctx, "w: linear", i % 2 ? MIXP_F32 : MIXP_F16), MIXP_OK);
     CHECK_INT(mixp_guard_pin(m.ctx, "*", MIXP_DTYPE_COUNT), MIXP_OK);
-    for (i = 0; i < MOST_PINS; i++) {
+    for (int i = 0; i < MOST_PINS; i++) {
         snprintf(pattern, sizeof pattern, "w: *%d", i);
         CHECK_INT(mixp_guard_pin(m.ctx, pattern, MIXP_F32), MIXP_OK);
     }

@@ -79,14 +79,13 @@ static mode_t created_with;     /* mode of the newest open that may create a fil
 
 #ifdef MIXPREC_NO_POSIX
 static size_t test_fwrite(const void *p, size_t size, size_t n, FILE *f) {
-    long part;
     note('w');
     if (fault("fwrite")) {
         if (fault_does != FAULT_LIE) return 0;
         return fwrite(p, 1, n - 1, f) + 1;
     }
     if (interrupted()) return 0;
-    part = room_for(n);
+    long part = room_for(n);
     if (part < (long)n) errno = ENOSPC;         /* stdio also writes the rest */
     return part < 0 ? 0 : fwrite(p, size, (size_t)part, f);
 }
@@ -122,14 +121,13 @@ static long test_read(int file, void *to, size_t n) {
     return (long)read(file, to, in_pieces && n > 1 ? 1 : n);
 }
 static long test_write(int file, const void *from, size_t n) {
-    long part;
     note('w');
     if (fault("write")) {
         if (fault_does == FAULT_LIE) return (long)write(file, from, n - 1) + 1;
         return fault_does == FAULT_NOTHING ? 0 : -1;
     }
     if (interrupted()) return -1;
-    part = room_for(n);
+    long part = room_for(n);
     return part < 0 ? -1 : (long)write(file, from, (size_t)part);
 }
 static off_t test_lseek(int file, off_t at, int from)
@@ -250,10 +248,9 @@ static int folder_count(const char *path) {
 
 /* A file of a header and n_data bytes 0, 1, 2, ... */
 static size_t make(unsigned char *out, const char *header, size_t n_header, size_t n_data) {
-    size_t i;
-    for (i = 0; i < 8; i++) out[i] = (unsigned char)((uint64_t)n_header >> 8 * i & 0xFF);
+    for (size_t i = 0; i < 8; i++) out[i] = (unsigned char)((uint64_t)n_header >> 8 * i & 0xFF);
     memcpy(out + 8, header, n_header);
-    for (i = 0; i < n_data; i++) out[8 + n_header + i] = (unsigned char)i;
+    for (size_t i = 0; i < n_data; i++) out[8 + n_header + i] = (unsigned char)i;
     return 8 + n_header + n_data;
 }
 

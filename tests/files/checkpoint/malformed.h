@@ -201,9 +201,8 @@ static void test_flipped(void) {
     put_file("flip", bytes, n);
     for (i = 0; i < n - 9; i++)
         for (k = 0; k < 14; k++) {
-            mixp_result r;
             put_byte("flip", i, k < 8 ? bytes[i] ^ 1 << k : other[k - 8]);
-            r = mixp_safetensors_read("flip", &f, error, MIXP_MESSAGE_SIZE);
+            mixp_result r = mixp_safetensors_read("flip", &f, error, MIXP_MESSAGE_SIZE);
             put_byte("flip", i, bytes[i]);
             CHECK((r == MIXP_OK) == (f != NULL) && (r == MIXP_OK) == (error[0] == 0));
             for (t = 0, total = 0; t < mixp_safetensors_count(f); t++) {
@@ -253,10 +252,9 @@ static void test_deep_nesting(void) {
     char *text = (char *)malloc(n), error[MIXP_MESSAGE_SIZE];
     mixp_safetensors *f;
     static const char *const open[] = { "[", "{\"a\":", "{\"a\":{\"shape\":[" };
-    size_t k;
     CHECK(bytes && text);
     if (!bytes || !text) return;
-    for (k = 0; k < 3; k++) {
+    for (size_t k = 0; k < 3; k++) {
         for (i = 0; i < n; i++) text[i] = open[k][i % strlen(open[k])];
         CHECK_INT(read_bytes(bytes, make(bytes, text, n, 0), &f, error), MIXP_ERR_FORMAT);
     }

@@ -85,9 +85,8 @@ static void problem_make(problem *p, const mixp_context_desc *desc, mixp_scaler_
 
 static float *grad_of(problem *p, int which, mixp_tensor *t) {
     float value[64], scale = mixp_scaler_loss_scale(p->scaler);
-    int64_t i;
     CHECK_INT(mixp_read(t, value, MIXP_F32, t->count), MIXP_OK);
-    for (i = 0; i < t->count; i++)
+    for (int64_t i = 0; i < t->count; i++)
         p->grads[which][i] = scale * (value[i] * 0.7f + (float)((i * 13 + p->cursor * 5) % 11) * 0.1f - 0.4f);
     return p->grads[which];
 }
@@ -129,15 +128,13 @@ static void resume_on(const mixp_device *device, mixp_scaler_preset rule, double
     enum { STEPS = 16 };
     mixp_context_desc desc;
     problem straight, first, then;
-    uint64_t version;
-    int stop;
     memset(&desc, 0, sizeof desc);
     desc.device = device;
     desc.seed = UINT64_C(0x9123456789ABCDEF);
     problem_make(&straight, &desc, rule, momentum);
     problem_run(&straight, STEPS);
     CHECK_INT(mixp_checkpoint_save("straight", &straight.all), MIXP_OK);
-    for (stop = 0; stop <= STEPS; stop += 3) {
+    for (int stop = 0; stop <= STEPS; stop += 3) {
         size_t n = 0;
         unsigned char *want = get_file("straight", &n);
         problem_make(&first, &desc, rule, momentum);
@@ -147,7 +144,7 @@ static void resume_on(const mixp_device *device, mixp_scaler_preset rule, double
         problem_make(&then, &desc, rule, momentum);
         desc.seed = UINT64_C(0x9123456789ABCDEF);
         problem_run(&then, 4);          /* whatever was there before is replaced */
-        version = then.b->version;
+        uint64_t version = then.b->version;
         CHECK_INT(mixp_checkpoint_load("ck", &then.all), MIXP_OK);
         CHECK(then.b->version > version);       /* cached low copies are stale */
         CHECK_INT(then.cursor, stop);
@@ -188,7 +185,6 @@ static void test_resume_on_a_device(void) {
     mixp_device far = *mixp_cpu();
     mixp_context_desc desc;
     problem p;
-    int before;
     far.allocate = far_allocate;
     far.release = far_release;
     far.upload = far_upload;
@@ -197,7 +193,7 @@ static void test_resume_on_a_device(void) {
     memset(&desc, 0, sizeof desc);
     desc.device = &far;
     problem_make(&p, &desc, MIXP_RULE_TORCH, 0.9);
-    before = moves;
+    int before = moves;
     CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
     CHECK(moves - before >= 5 + 2 * 3 + 2 + 2);     /* weights, moments of both kinds, masters */
     before = moves;
@@ -207,8 +203,7 @@ static void test_resume_on_a_device(void) {
 }
 
 static void test_resume(void) {
-    int isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *device = mixp_cpu_with((mixp_isa)isa);
         if (!device) continue;
         resume_on(device, MIXP_RULE_TORCH, 0.9);
@@ -228,13 +223,12 @@ static void test_file_of_a_checkpoint(void) {
     mixp_safetensors *f = NULL;
     problem p;
     float master[N_W];
-    size_t i;
     problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
     problem_run(&p, 2);
     CHECK_INT(mixp_fill(p.w, 0.25), MIXP_OK);
     CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
     CHECK_INT(mixp_safetensors_read("ck", &f, NULL, 0), MIXP_OK);
-    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (!mixp_safetensors_find(f, names[i])) printf("  %s\n", names[i]);
         CHECK(mixp_safetensors_find(f, names[i]) != NULL);
     }
@@ -245,7 +239,7 @@ static void test_file_of_a_checkpoint(void) {
         CHECK(e->dtype == MIXP_F16 && e->rank == 2 && e->shape[0] == 5 && e->shape[1] == 7);
         CHECK(memcmp(e->data, "\0\x34", 2) == 0);
         memcpy(master, mixp_safetensors_find(f, "optimizer.0.master.layer.0.weight")->data, sizeof master);
-        for (i = 0; i < N_W; i++) CHECK_NEAR(master[i], 0.25, 0.0);
+        for (size_t i = 0; i < N_W; i++) CHECK_NEAR(master[i], 0.25, 0.0);
     }
     mixp_safetensors_free(f);
     mixp_context_free(p.ctx);
@@ -254,10 +248,9 @@ static void test_file_of_a_checkpoint(void) {
 /* A load must say what differs and change nothing: the state saved again is the same file. */
 static void refuses(problem *p, const char *path, mixp_result want, const char *part) {
     const char *message;
-    unsigned char *before;
     size_t n;
     CHECK_INT(mixp_checkpoint_save("before", &p->all), MIXP_OK);
-    before = get_file("before", &n);
+    unsigned char *before = get_file("before", &n);
     CHECK_INT(mixp_checkpoint_load(path, &p->all), want);
     CHECK_INT(mixp_context_error(p->ctx, &message), want);
     CHECK_TEXT(message, part);

@@ -75,9 +75,8 @@ static void test_round_trip(void) {
     char name[N_TYPES][32], error[MIXP_MESSAGE_SIZE];
     mixp_st_entry e[N_TYPES];
     mixp_safetensors *f = NULL;
-    size_t i;
-    for (i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * 167u + i / 256u);
-    for (i = 0; i < N_TYPES; i++) {
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * 167u + i / 256u);
+    for (size_t i = 0; i < N_TYPES; i++) {
         snprintf(name[i], sizeof name[i], "t.%d", (int)i);
         e[i] = entry(name[i], types[i].dtype == MIXP_DTYPE_COUNT ? types[i].name : NULL, types[i].dtype,
                      2, 8, 32, data + i, 256 * types[i].bits / 8);
@@ -85,7 +84,7 @@ static void test_round_trip(void) {
     CHECK_INT(mixp_safetensors_write("r.safetensors", e, N_TYPES, NULL, 0, error, MIXP_MESSAGE_SIZE), MIXP_OK);
     CHECK_INT(mixp_safetensors_read("r.safetensors", &f, error, MIXP_MESSAGE_SIZE), MIXP_OK);
     CHECK_INT(mixp_safetensors_count(f), N_TYPES);
-    for (i = 0; i < N_TYPES; i++) {
+    for (size_t i = 0; i < N_TYPES; i++) {
         const mixp_st_entry *got = mixp_safetensors_find(f, name[i]);
         CHECK(got != NULL);
         if (!got) continue;
@@ -95,7 +94,7 @@ static void test_round_trip(void) {
         CHECK_INT(got->bytes, e[i].bytes);
         CHECK(memcmp(got->data, e[i].data, e[i].bytes) == 0);
     }
-    for (i = 0; i < N_TYPES; i++) {     /* every element is aligned, for larger ones come first */
+    for (size_t i = 0; i < N_TYPES; i++) {     /* every element is aligned, for larger ones come first */
         const char *start = (const char *)mixp_safetensors_at(f, 0)->data;
         const mixp_st_entry *got = mixp_safetensors_find(f, name[i]);
         CHECK(types[i].bits < 8 || ((const char *)got->data - start) % (int)(types[i].bits / 8) == 0);
@@ -114,18 +113,17 @@ static void test_write_refuses(void) {
                                        MIXP_F4_E2M1, MIXP_DTYPE_COUNT };
     static const char *const bad_name[] = { NULL, "__metadata__", "\xED\xA0\x80", "\xF4\x90\x80\x80",
                                             "\xE0\x80\x80", "a\xFF", "\xC3" };
-    size_t i;
     put_file("keep", "old", 3);
 #define REFUSES(n, code, part) do { error[0] = 0;                                                 \
         CHECK_INT(mixp_safetensors_write("keep", e, n, NULL, 0, error, MIXP_MESSAGE_SIZE), code); CHECK_TEXT(error, part); \
     } while (0)
-    for (i = 0; i < sizeof none / sizeof none[0]; i++) {
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
         e[0] = good;
         e[0].dtype = none[i];
         REFUSES(1, MIXP_ERR_DTYPE, "'x': safetensors has no dtype for");
     }
     e[0] = good; e[0].type = "F33"; REFUSES(1, MIXP_ERR_DTYPE, "F33");
-    for (i = 0; i < sizeof bad_name / sizeof bad_name[0]; i++) {
+    for (size_t i = 0; i < sizeof bad_name / sizeof bad_name[0]; i++) {
         e[0] = good;
         e[0].name = bad_name[i];
         REFUSES(1, MIXP_ERR_ARGUMENT, "name");

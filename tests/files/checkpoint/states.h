@@ -7,20 +7,17 @@ static mixp_checkpoint one_weight(mixp_optimizer_desc d, mixp_optimizer *keep[1]
     static const int64_t two[2] = { 2, 2 };
     static const float x[4] = { 1, 2, 3, 4 };
     mixp_checkpoint all;
-    mixp_tensor *w;
-    int i;
     if (d.kind == MIXP_OPTIMIZER_SGD || d.kind == MIXP_OPTIMIZER_RMSPROP) d.momentum = 0.5;
     memset(&all, 0, sizeof all);
     all.ctx = mixp_context_new(NULL);
-    w = mixp_param(all.ctx, "w", MIXP_F32, 2, two);
+    mixp_tensor *w = mixp_param(all.ctx, "w", MIXP_F32, 2, two);
     keep[0] = mixp_optimizer_new(all.ctx, &d);
     mixp_fill(w, 1.0);
     mixp_optimizer_add(keep[0], w, NULL);
-    for (i = 0; i < 2; i++) {
-        mixp_tensor *in;
+    for (int i = 0; i < 2; i++) {
         mixp_step_begin(all.ctx);
         mixp_zero_grad(keep[0]);
-        in = mixp_input(all.ctx, MIXP_F32, 2, two, x);
+        mixp_tensor *in = mixp_input(all.ctx, MIXP_F32, 2, two, x);
         mixp_backward(all.ctx, mixp_sum(all.ctx, mixp_linear(all.ctx, in, w, NULL), MIXP_ALL, 0));
         CHECK_INT(mixp_optimizer_step(keep[0]), MIXP_OK);
     }
@@ -37,10 +34,9 @@ static void test_optimizers_in_another_order(void) {
     mixp_checkpoint all;
     mixp_tensor *w[2];
     const char *why;
-    int i;
     memset(&all, 0, sizeof all);
     all.ctx = mixp_context_new(NULL);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         w[i] = mixp_param(all.ctx, name[i], MIXP_F32, 1, &one);
         mixp_fill(w[i], 1.0 + i);
         opt[i] = turned[1 - i] = mixp_optimizer_new(all.ctx, NULL);
@@ -75,16 +71,14 @@ static void test_kinds(void) {
     mixp_optimizer *saved[1], *loaded[1];
     char part[100];
     const char *why;
-    int from, to;
     kind[10].amsgrad = kind[11].centered = 1;
-    for (from = 0; from < KINDS; from++)
-        for (to = 0; to < KINDS; to++) {
+    for (int from = 0; from < KINDS; from++)
+        for (int to = 0; to < KINDS; to++) {
             mixp_checkpoint file = one_weight(kind[from], saved), here = one_weight(kind[to], loaded);
-            unsigned char *before;
             size_t n;
             CHECK_INT(mixp_checkpoint_save("kinds", &file), MIXP_OK);
             CHECK_INT(mixp_checkpoint_save("before", &here), MIXP_OK);
-            before = get_file("before", &n);
+            unsigned char *before = get_file("before", &n);
             CHECK_INT(mixp_checkpoint_load("kinds", &here), from == to ? MIXP_OK : MIXP_ERR_SHAPE);
             mixp_context_error(here.ctx, &why);
             snprintf(part, sizeof part, "optimizers are '%s;', the program's '%s;'", name[from], name[to]);
@@ -129,17 +123,15 @@ static void test_of_another_cpu(void) {
         { "cuda", "cpu avx512 amx", 1, 0, NULL },
         { "cpu avx512 amx", "cuda", 1, 0, "cpu amx" }
     };
-    size_t i;
-    for (i = 0; i < sizeof row / sizeof *row; i++) {
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         mixp_device devices[2];
         mixp_safetensors *f = NULL;
         problem from, to;
-        const char *key;
         problem_on(&from, &devices[0], row[i].saved, row[i].low);
         problem_on(&to, &devices[1], row[i].loaded, 0);
         CHECK_INT(mixp_checkpoint_save("ck", &from.all), MIXP_OK);
         CHECK_INT(mixp_safetensors_read("ck", &f, NULL, 0), MIXP_OK);
-        key = mixp_safetensors_metadata(f, "mixprec.cpu");
+        const char *key = mixp_safetensors_metadata(f, "mixprec.cpu");
         CHECK(row[i].key ? key && strcmp(key, row[i].key) == 0 : !key);
         mixp_safetensors_free(f);
 
@@ -174,11 +166,10 @@ static void test_kinds_in_the_file(void) {
     };
     const char *metadata[2][2] = { { "mixprec", "1" }, { "mixprec.optimizers", NULL } };
     problem p;
-    size_t i;
     problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
     problem_run(&p, 3);
     CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
-    for (i = 0; i < sizeof row / sizeof *row; i++) {
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         mixp_safetensors *f = NULL;
         mixp_st_entry e[128];
         int64_t k;
@@ -206,11 +197,10 @@ static void test_load_of_two_metadata(void) {
     unsigned char *bytes = (unsigned char *)malloc(room + 8);
     mixp_checkpoint all;
     const char *why;
-    size_t n, i;
     CHECK(header && bytes);
     if (!header || !bytes) return;
-    n = (size_t)sprintf(header, "{\"__metadata__\":{");
-    for (i = 0; i < pairs; i++) n += (size_t)sprintf(header + n, "%s\"%06x\":\"\"", i ? "," : "", (unsigned)i);
+    size_t n = (size_t)sprintf(header, "{\"__metadata__\":{");
+    for (size_t i = 0; i < pairs; i++) n += (size_t)sprintf(header + n, "%s\"%06x\":\"\"", i ? "," : "", (unsigned)i);
     n += (size_t)sprintf(header + n, "},\"__metadata__\":{}}");
     put_file("bad", bytes, make(bytes, header, n, 0));
     memset(&all, 0, sizeof all);
@@ -267,9 +257,7 @@ static void fails(const char *path, problem *p, mixp_result want, const char *pa
 
 static void test_save_refuses(void) {
     problem p;
-    mixp_tensor *same, *grad;
     float one[2] = { 1.0f, 1.0f };
-    int i;
     problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
     put_file("keep", "old", 3);
     CHECK_INT(mixp_checkpoint_save("keep", NULL), MIXP_ERR_ARGUMENT);
@@ -284,15 +272,15 @@ static void test_save_refuses(void) {
     p.all.n_optimizers = -1;
     fails("keep", &p, MIXP_ERR_ARGUMENT, "negative");
     p.all.n_optimizers = 2;
-    for (i = 0; i < 64; i++) p.grads[0][i] = p.grads[1][i] = 1.0f;
+    for (int i = 0; i < 64; i++) p.grads[0][i] = p.grads[1][i] = 1.0f;
     CHECK_INT(mixp_scaler_unscale(p.scaler, p.opt[0]), MIXP_OK);
     fails("keep", &p, MIXP_ERR_ORDER, "optimizer 0 is in the middle of a step");
     CHECK_INT(mixp_checkpoint_load("ck", &p.all), MIXP_ERR_ORDER);
     mixp_context_clear_error(p.ctx);
     CHECK_INT(mixp_scaler_step(p.scaler, p.opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(p.scaler), MIXP_OK);
-    same = mixp_view(p.ctx, "norm", MIXP_F32, 0, NULL, &one[0]);        /* mixp_param would refuse */
-    grad = mixp_view(p.ctx, "grad", MIXP_F32, 0, NULL, &one[1]);
+    mixp_tensor *same = mixp_view(p.ctx, "norm", MIXP_F32, 0, NULL, &one[0]);        /* mixp_param would refuse */
+    mixp_tensor *grad = mixp_view(p.ctx, "grad", MIXP_F32, 0, NULL, &one[1]);
     CHECK_INT(mixp_optimizer_add(p.opt[1], same, grad), MIXP_OK);
     fails("keep", &p, MIXP_ERR_ARGUMENT, "two tensors have the name 'norm'");
     CHECK(mixp_param(p.ctx, NULL, MIXP_F32, 0, NULL) != NULL);
@@ -307,11 +295,10 @@ static void test_between_step_and_update(void) {
     const int32_t found = 1;
     mixp_scaler_state state;
     problem p;
-    int i;
     problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
     problem_run(&p, 2);
     CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
-    for (i = 0; i < 64; i++) p.grads[0][i] = p.grads[1][i] = mixp_f32_of_bits(0x7F800000u);
+    for (int i = 0; i < 64; i++) p.grads[0][i] = p.grads[1][i] = mixp_f32_of_bits(0x7F800000u);
     CHECK_INT(mixp_scaler_unscale(p.scaler, p.opt[0]), MIXP_OK);
     CHECK_INT(mixp_zero_grad(p.opt[0]), MIXP_OK);
     fails("keep", &p, MIXP_ERR_ORDER, "the scaler is in the middle of a step");
@@ -339,9 +326,8 @@ static void test_between_micro_batches(void) {
     static const int64_t shape[1] = { 2 };
     static const float   begin[2] = { 3.0f, -5.0f };
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
-    int way;
     sgd.lr = 1.0;
-    for (way = 0; way < 4; way++) {         /* a save behind: a micro-batch, an update, zero_grad, a load */
+    for (int way = 0; way < 4; way++) {         /* a save behind: a micro-batch, an update, zero_grad, a load */
         mixp_context   *ctx = mixp_context_new(NULL);
         mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
         mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
@@ -380,9 +366,8 @@ static void test_between_micro_batches(void) {
 static void test_groups_with_anything(void) {
     static const int64_t n[1] = { 3 };
     mixp_checkpoint all;
-    int k;
     memset(&all, 0, sizeof all);
-    for (k = 0; k < 3; k++) {
+    for (int k = 0; k < 3; k++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_optimizer_desc d = mixp_sgd_defaults();
         mixp_optimizer *opt;
@@ -417,9 +402,8 @@ static void test_a_parameter_called_spike(void) {
     static const int64_t n[1] = { 3 };
     mixp_checkpoint all;
     const char *why = "";
-    int has;
     memset(&all, 0, sizeof all);
-    for (has = 1; has >= 0; has--) {
+    for (int has = 1; has >= 0; has--) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_tensor *w = mixp_param(ctx, "net.spike.w", MIXP_F32, 1, n);
         mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
@@ -439,7 +423,6 @@ static void test_a_parameter_called_spike(void) {
 /* A fault in each system call of a load: an error, and nothing has changed; or, of one whose
  * failure does not matter, all is loaded. */
 static void test_fault_at_each_call_of_a_load(void) {
-    unsigned char *before;
     problem p;
     size_t n;
     int at, loaded = 0;
@@ -448,13 +431,12 @@ static void test_fault_at_each_call_of_a_load(void) {
     CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
     problem_run(&p, 2);
     CHECK_INT(mixp_checkpoint_save("before", &p.all), MIXP_OK);
-    before = get_file("before", &n);
+    unsigned char *before = get_file("before", &n);
     for (at = 0; ; at++) {
-        mixp_result r;
         fault_calls = 0;
         fault_at = at;
         fault_errno = EIO;
-        r = mixp_checkpoint_load("ck", &p.all);
+        mixp_result r = mixp_checkpoint_load("ck", &p.all);
         if (fault_calls <= at) break;
         CHECK_INT(r, strcmp(fault_hit, "stat") && strcmp(fault_hit, "close") && strcmp(fault_hit, "fclose")
                      ? MIXP_ERR_IO : MIXP_OK);
@@ -552,7 +534,6 @@ static void limited_release(void *p, void *user) { (void)user; free(p); }
 static void test_out_of_memory(void) {
     mixp_context_desc desc;
     mixp_result r = MIXP_ERR_MEMORY;
-    unsigned char *before;
     problem p;
     size_t n;
     int k;
@@ -564,7 +545,7 @@ static void test_out_of_memory(void) {
     CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
     problem_run(&p, 2);
     CHECK_INT(mixp_checkpoint_save("before", &p.all), MIXP_OK);
-    before = get_file("before", &n);
+    unsigned char *before = get_file("before", &n);
     for (k = 0; r == MIXP_ERR_MEMORY && k < 100; k++) {
         allowed = k;
         r = mixp_checkpoint_save("before", &p.all);

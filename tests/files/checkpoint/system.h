@@ -24,19 +24,17 @@ enum { BIG = 140000 };
 static mixp_result save_big(const char *path, double number, char *error) {
     static double data[BIG];
     mixp_st_entry e = entry("x", NULL, MIXP_F64, 1, BIG, 0, data, sizeof data);
-    int i;
-    for (i = 0; i < BIG; i++) data[i] = number;
+    for (int i = 0; i < BIG; i++) data[i] = number;
     return mixp_safetensors_write(path, &e, 1, NULL, 0, error, error ? MIXP_MESSAGE_SIZE : 0);
 }
 
 /* The number that save_big wrote; -1 when the file cannot be read or holds two. */
 static double load_big(const char *path) {
     mixp_safetensors *f;
-    const double *data;
     double d = -1.0;
     int i;
     if (mixp_safetensors_read(path, &f, NULL, 0) != MIXP_OK) return d;
-    data = (const double *)mixp_safetensors_at(f, 0)->data;
+    const double *data = (const double *)mixp_safetensors_at(f, 0)->data;
     for (i = 1; i < BIG && memcmp(&data[i], &data[0], sizeof d) == 0; i++) { }
     if (i == BIG) d = data[0];
     mixp_safetensors_free(f);
@@ -47,10 +45,9 @@ static void test_bad_paths(void) {
     char error[MIXP_MESSAGE_SIZE], name[400];
     mixp_safetensors *f;
     static const char *const bad[] = { "", "nowhere/x", "folder", "folder/", "x/", "." };
-    size_t i;
     put_file("x", "old", 3);
     CHECK(mkdir("folder", 0777) == 0);
-    for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         CHECK_INT(save_number(bad[i], 1.0, error), MIXP_ERR_IO);
         CHECK(error[0]);
         CHECK_INT(mixp_safetensors_read(bad[i], &f, error, MIXP_MESSAGE_SIZE), MIXP_ERR_IO);
@@ -128,12 +125,11 @@ static char program[4096];      /* this one's path */
 
 static void test_real_disks(void) {
     char command[4096 + 200];
-    int status;
     if (geteuid() != 0) SKIP("only root can mount");
     CHECK(mkdir("disk", 0777) == 0);
     snprintf(command, sizeof command, "unshare -m sh -c 'mount -t tmpfs -o size=64k tmpfs disk || exit 77; "
              "exec \"%s\" --small-disk' 2>mount.log", program);
-    status = system(command);
+    int status = system(command);
     CHECK(rmdir("disk") == 0 && remove("mount.log") == 0);
     if (!WIFEXITED(status) || WEXITSTATUS(status) > 1) SKIP("no file system can be mounted here");
     CHECK_INT(WEXITSTATUS(status), 0);
@@ -175,9 +171,8 @@ static void test_mode_and_links(void) {
 static int may_pass(const char *call) {
     static const char *const posix[] = { "stat", "close", "chmod" };   /* a look ahead; the folder's */
     static const char *const stdio[] = { "fopen", "fclose", "rename" };   /* of the old file */
-    size_t i;
-    for (i = 0; POSIX && i < 3; i++) if (strcmp(call, posix[i]) == 0) return 1;
-    for (i = 0; !POSIX && i < 3; i++) if (strcmp(call, stdio[i]) == 0) return 1;
+    for (size_t i = 0; POSIX && i < 3; i++) if (strcmp(call, posix[i]) == 0) return 1;
+    for (size_t i = 0; !POSIX && i < 3; i++) if (strcmp(call, stdio[i]) == 0) return 1;
     return 0;
 }
 
@@ -186,18 +181,15 @@ static int may_pass(const char *call) {
 static int one_fault(int at, fault_kind kind, int reason) {
     char error[MIXP_MESSAGE_SIZE];
     int files = folder_count("."), hit;
-    const char *call;
-    mixp_result r;
-    double now;
     fault_calls = 0;
     fault_at = at;
     fault_does = kind;
     fault_errno = reason;
-    r = save_big("f", 2.0, error);
+    mixp_result r = save_big("f", 2.0, error);
     hit = fault_calls > at;
-    call = fault_hit;
+    const char *call = fault_hit;
     faults_off();
-    now = load_big("f");
+    double now = load_big("f");
     CHECK_INT(folder_count("."), files);
     CHECK(now > 1.5 || r != MIXP_OK);
     CHECK(r == MIXP_OK || r == MIXP_ERR_IO);
@@ -217,9 +209,8 @@ static void test_fault_at_each_call(void) {
     static const struct { fault_kind kind; int reason; } faults[] = {
         { FAULT_ERROR, ENOSPC }, { FAULT_ERROR, EIO }, { FAULT_ERROR, EDQUOT }, { FAULT_ERROR, EINTR },
         { FAULT_NOTHING, EIO }, { FAULT_LIE, EIO } };
-    size_t k;
     int at, cases = 0;
-    for (k = 0; k < sizeof faults / sizeof faults[0]; k++, cases += at) {
+    for (size_t k = 0; k < sizeof faults / sizeof faults[0]; k++, cases += at) {
         at = 0;
         do {
             faults_off();
@@ -241,9 +232,8 @@ static void test_refused_niceties(void) {
     static const int offered_by_none[] = { EINVAL, ENOSYS, ENOTSUP, EOPNOTSUPP, EPERM, EACCES };
     char error[MIXP_MESSAGE_SIZE] = "";
     struct stat st;
-    size_t i, k;
-    for (i = 0; i < sizeof calls / sizeof calls[0]; i++)
-        for (k = 0; k < sizeof offered_by_none / sizeof offered_by_none[0]; k++) {
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        for (size_t k = 0; k < sizeof offered_by_none / sizeof offered_by_none[0]; k++) {
             CHECK_INT(save_number("f", 1.0, NULL), MIXP_OK);
             CHECK(chmod("f", 0640) == 0);
             refused_call = calls[i];
@@ -258,7 +248,7 @@ static void test_refused_niceties(void) {
         }
     /* A flush that the drive has, and that fails, is told: whether the file is there or not. */
     refused_errno = EIO;
-    for (i = 1; i < 3; i++) {
+    for (size_t i = 1; i < 3; i++) {
         refused_call = NULL;
         CHECK_INT(save_number("f", 1.0, NULL), MIXP_OK);
         refused_call = calls[i];
@@ -278,9 +268,8 @@ static void test_full_disk(void) {
     char error[MIXP_MESSAGE_SIZE];
     struct stat st;
     long n;
-    int files;
     CHECK_INT(save_number("f", 1.0, NULL), MIXP_OK);
-    files = folder_count(".");
+    int files = folder_count(".");
     CHECK(stat("f", &st) == 0 && st.st_size > 50);
     for (n = 0; n < (long)st.st_size; n++) {
         disk_room = n;
@@ -302,19 +291,17 @@ static void test_full_disk(void) {
 static void test_fault_at_each_call_of_a_read(void) {
     static const struct { fault_kind kind; int reason; } faults[] = {
         { FAULT_ERROR, EIO }, { FAULT_ERROR, EACCES }, { FAULT_ERROR, EINTR }, { FAULT_NOTHING, EIO } };
-    size_t k;
     int at, cases = 0;
     CHECK_INT(save_big("f", 3.0, NULL), MIXP_OK);
-    for (k = 0; k < sizeof faults / sizeof faults[0]; k++) {
+    for (size_t k = 0; k < sizeof faults / sizeof faults[0]; k++) {
         for (at = 0; ; at++) {
             char error[MIXP_MESSAGE_SIZE];
             mixp_safetensors *f;
-            mixp_result r;
             fault_calls = 0;
             fault_at = at;
             fault_does = faults[k].kind;
             fault_errno = faults[k].reason;
-            r = mixp_safetensors_read("f", &f, error, sizeof error);
+            mixp_result r = mixp_safetensors_read("f", &f, error, sizeof error);
             CHECK((r == MIXP_OK) == (f != NULL));
             CHECK(r == MIXP_OK || r == MIXP_ERR_IO);
             CHECK(r == MIXP_OK || !strstr(error, strerror(0)));
@@ -343,9 +330,8 @@ static void test_out_of_memory_for_a_file(void) {
     mixp_safetensors *f = NULL;
     mixp_result r = MIXP_ERR_MEMORY;
     long k;
-    int files;
     CHECK_INT(save_number("f", 1.0, NULL), MIXP_OK);
-    files = folder_count(".");
+    int files = folder_count(".");
     for (k = 0; r == MIXP_ERR_MEMORY && k < 100; k++) {
         CHECK_NEAR(load_number("f"), 1.0, 0.0);
         memory_left = k;
@@ -377,9 +363,8 @@ static void test_death_at_each_call(void) {
     if (!POSIX) SKIP("stdio cannot flush");
     CHECK(mkdir("dead", 0777) == 0);
     for (at = 0; status != 0 && at < 50; at++) {
-        pid_t child;
         CHECK_INT(save_number("dead/f", 1.0, NULL), MIXP_OK);
-        child = fork();
+        pid_t child = fork();
         if (child == 0) {
             fault_calls = 0;
             fault_at = at;
@@ -399,8 +384,7 @@ static void test_death_at_each_call(void) {
 static void await_file(const char *path) {
     const struct timespec moment = { 0, 1000000L };
     struct stat st;
-    long turns;
-    for (turns = 0; turns < 120000 && stat(path, &st) != 0; turns++) nanosleep(&moment, NULL);
+    for (long turns = 0; turns < 120000 && stat(path, &st) != 0; turns++) nanosleep(&moment, NULL);
 }
 
 /* Killed at any moment, and two processes saving the same file. */
@@ -418,8 +402,7 @@ static void test_killed(void) {
             child[both] = fork();
             for (i = 0; child[both] == 0; i++) {
                 mixp_st_entry e = entry("x", NULL, MIXP_F64, 1, N, 0, d, sizeof d);
-                int k;
-                for (k = 0; k < N; k++) d[k] = i + 1000.0 * both;
+                for (int k = 0; k < N; k++) d[k] = i + 1000.0 * both;
                 if (mixp_safetensors_write("kill/f", &e, 1, NULL, 0, NULL, 0) != MIXP_OK) _exit(1);
             }
         }
@@ -453,10 +436,8 @@ static void test_in_pieces(void) {
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors *f;
     size_t n;
-    unsigned char *whole;
-    int i;
     CHECK_INT(save_number("p", 3.0, NULL), MIXP_OK);
-    whole = get_file("p", &n);
+    unsigned char *whole = get_file("p", &n);
     in_pieces = 1;
     if (POSIX) {
         CHECK_INT(save_number("p", 3.0, NULL), MIXP_OK);
@@ -468,7 +449,7 @@ static void test_in_pieces(void) {
     faults_off();
     CHECK(whole && file_is("p", whole, n));
     free(whole);
-    for (i = 0; i < 2; i++) CHECK_INT(save_number("p", 4.0, NULL), MIXP_OK);    /* over a file in use */
+    for (int i = 0; i < 2; i++) CHECK_INT(save_number("p", 4.0, NULL), MIXP_OK);    /* over a file in use */
     remove("p");
 }
 
@@ -476,18 +457,17 @@ static void test_in_pieces(void) {
 static void test_short_messages(void) {
     char all[MIXP_MESSAGE_SIZE], part[MIXP_MESSAGE_SIZE + 8];
     mixp_safetensors *f;
-    size_t n, i;
     put_file("m", "rubbish rubbish", 15);
     CHECK_INT(mixp_safetensors_read("m", &f, all, sizeof all), MIXP_ERR_FORMAT);
     CHECK_TEXT(all, "(m)");
-    for (n = 0; n <= MIXP_MESSAGE_SIZE; n++) {
+    for (size_t n = 0; n <= MIXP_MESSAGE_SIZE; n++) {
         memset(part, 'x', sizeof part);
         CHECK_INT(mixp_safetensors_read("m", &f, part, n), MIXP_ERR_FORMAT);
-        for (i = n; i < sizeof part; i++) CHECK(part[i] == 'x');
+        for (size_t i = n; i < sizeof part; i++) CHECK(part[i] == 'x');
         if (n) CHECK(memchr(part, 0, n) && strncmp(part, all, strlen(part)) == 0);
         memset(part, 'x', sizeof part);
         CHECK_INT(mixp_safetensors_write("", NULL, -1, NULL, 0, part, n), MIXP_ERR_ARGUMENT);
-        for (i = n; i < sizeof part; i++) CHECK(part[i] == 'x');
+        for (size_t i = n; i < sizeof part; i++) CHECK(part[i] == 'x');
     }
     remove("m");
 }

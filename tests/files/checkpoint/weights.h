@@ -109,24 +109,21 @@ static void test_weights_left_alone(void) {
     float slope[6] = { 1, 1, 1, 1, 1, 1 }, want[6];
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_weights_desc desc;
-    mixp_optimizer *opt;
-    mixp_st_entry e;
-    int i;
     pair p = pair_make(MIXP_F16, NULL);
     memset(&desc, 0, sizeof desc);
     desc.convert = desc.allow_missing = 1;
     sgd.lr = 1.0 / 8192.0;
-    opt = mixp_optimizer_new(p.ctx, &sgd);
+    mixp_optimizer *opt = mixp_optimizer_new(p.ctx, &sgd);
     mixp_fill(p.a, 1.0);
     CHECK_INT(mixp_optimizer_add(opt, p.a, mixp_view(p.ctx, "slope", MIXP_F32, 2, a, slope)),
               MIXP_OK);
-    e = entry("b", NULL, MIXP_F32, 1, 4, 0, b, sizeof b);
+    mixp_st_entry e = entry("b", NULL, MIXP_F32, 1, 4, 0, b, sizeof b);
     CHECK_INT(mixp_safetensors_write("only_b", &e, 1, NULL, 0, NULL, 0), MIXP_OK);
-    for (i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++) {
         CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
         CHECK_INT(mixp_checkpoint_load_weights("only_b", p.ctx, &desc), MIXP_OK);
     }
-    for (i = 0; i < 6; i++) want[i] = 1.0f - 1.0f / 2048.0f;
+    for (int i = 0; i < 6; i++) want[i] = 1.0f - 1.0f / 2048.0f;
     CHECK(holds(p.a, want) && holds(p.b, b));
     mixp_context_free(p.ctx);
 }
@@ -138,7 +135,6 @@ static void test_weights_of_a_checkpoint(void) {
     problem p, q;
     mixp_result r = MIXP_ERR_MEMORY;
     float master[N_W];
-    int64_t i;
     int k;
     problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
     problem_run(&p, 5);
@@ -161,7 +157,7 @@ static void test_weights_of_a_checkpoint(void) {
     CHECK_INT(mixp_checkpoint_save("ck2", &q.all), MIXP_OK);
     CHECK_INT(mixp_safetensors_read("ck2", &f, NULL, 0), MIXP_OK);
     memcpy(master, mixp_safetensors_find(f, "optimizer.0.master.layer.0.weight")->data, sizeof master);
-    for (i = 0; i < N_W; i++) {
+    for (int64_t i = 0; i < N_W; i++) {
         mixp_f16 w;
         memcpy(&w, (const char *)mixp_safetensors_find(f, "layer.0.weight")->data + 2 * i, 2);
         CHECK_NEAR(master[i], mixp_f32_from_f16(w), 0.0);

@@ -6,14 +6,13 @@
 static void planted_inf(void) {
     plan p = plan_of(3), before = plan_of(2);
     static result kept;
-    int size, r;
-    for (size = 2; size <= 4; size += 2) {
+    for (int size = 2; size <= 4; size += 2) {
         result *got = run(&before, size);
         kept = got[0];
         p.plant_step = 2;
         p.plant_rank = size - 1;
         got = run(&p, size);
-        for (r = 0; r < size; r++) {
+        for (int r = 0; r < size; r++) {
             CHECK_INT(got[r].code, MIXP_OK);
             CHECK_INT(got[r].step, 2);
             CHECK_INT(got[r].verdict.outcome, MIXP_STEP_SKIPPED);
@@ -43,12 +42,10 @@ static void planted_inf(void) {
 /* A loss that is no number on one rank is a spike on all; losses are compared by their mean. */
 static void spikes(void) {
     plan p = plan_of(3);
-    result *got;
-    int r;
     p.spikes = 1;
     p.odd = ODD_LOSS;
-    got = run(&p, 4);
-    for (r = 0; r < 4; r++) {
+    result *got = run(&p, 4);
+    for (int r = 0; r < 4; r++) {
         CHECK_INT(got[r].code, MIXP_OK);
         CHECK_INT(got[r].verdict.outcome, MIXP_STEP_SKIPPED);
         CHECK_INT(got[r].verdict.reason, MIXP_SKIP_SPIKE_LOSS);
@@ -65,25 +62,21 @@ static void own_gradients(void) {
     const int way = 3;
     int status, i, k;
     for (i = 0; i < way; i++) {
-        pid_t root;
         fflush(stdout);
-        root = fork();
+        pid_t root = fork();
         if (root == 0) {
             mixp_ranks_desc ranks = ddp_fork(2);
             mixp_optimizer_desc sgd = mixp_sgd_defaults();
             mixp_context_desc d;
             const int64_t shape[1] = {4};
             float w[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1};
-            mixp_optimizer *opt;
-            mixp_scaler *scaler;
-            mixp_context *ctx;
             memset(&d, 0, sizeof d);
             d.ranks = &ranks;
             d.threads = 1;
             sgd.lr = 0.5;
-            ctx = mixp_context_new(&d);
-            opt = mixp_optimizer_new(ctx, &sgd);
-            scaler = mixp_scaler_new(ctx, NULL);
+            mixp_context *ctx = mixp_context_new(&d);
+            mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
+            mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
             CHECK_NEAR(mixp_scaler_loss_scale(scaler), 65536.0, 0);
             mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
             for (k = 0; k < 4; k++) g[k] = (float)(ranks.rank ? 3 * k : k) * (i ? 65536.0f : 1.0f);
@@ -108,17 +101,15 @@ static void own_gradients(void) {
 /* What overflows on one rank falls back on all: their sites stay alike. */
 static void guarded_sites(void) {
     plan p = plan_of(4);
-    result *got;
-    int r;
     p.guard = 1;
-    got = run(&p, 4);
+    result *got = run(&p, 4);
     CHECK_INT(got[0].code, MIXP_OK);
     CHECK_INT(got[0].fallen, 0);
     p.plant_step = 2;
     p.plant_rank = 2;
     got = run(&p, 4);
     CHECK(got[0].fallen != 0);
-    for (r = 0; r < 4; r++) {
+    for (int r = 0; r < 4; r++) {
         CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
         CHECK_INT(got[r].fallen, got[0].fallen);
         CHECK_INT(got[r].verdict.skipped, 1);
@@ -130,15 +121,13 @@ static void guarded_sites(void) {
  * one that began in a gradient lowers it on all. The scale of 1024 doubles after three clean steps. */
 static void guarded_skips(void) {
     plan p = plan_of(4);
-    int way, r;
     p.plant_step = 2;
     p.plant_rank = 1;
-    for (way = 0; way < 4; way++) {
-        result *got;
+    for (int way = 0; way < 4; way++) {
         p.guard = way % 2 ? 16 : 1;
         p.guard_backward = way / 2;
-        got = run(&p, 4);
-        for (r = 0; r < 4; r++) {
+        result *got = run(&p, 4);
+        for (int r = 0; r < 4; r++) {
             CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
             CHECK_INT(got[r].verdict.skipped, 1);
             CHECK_NEAR(got[r].scale, p.guard_backward ? 512 : 2048, 0);
@@ -150,14 +139,12 @@ static void guarded_skips(void) {
 /* What nothing cures ends all ranks. Of two such skips in a row one is forgiven. */
 static void guarded_to_the_end(void) {
     plan p = plan_of(12);
-    result *got;
-    int r;
     p.guard = 1;
     p.guard_pins = 1;
     p.plant_step = 1;
     p.plant_rank = 3;
-    got = run(&p, 4);
-    for (r = 0; r < 4; r++) {
+    result *got = run(&p, 4);
+    for (int r = 0; r < 4; r++) {
         CHECK_INT(got[r].code, MIXP_ERR_DIVERGED);
         CHECK_TEXT(got[r].text, "2 steps in a row were skipped because of their forward pass");
         CHECK_INT(got[r].verdict.skipped, 2);

@@ -4,9 +4,8 @@
 /* --- the bits of one rank ------------------------------------------------------------------- */
 
 static void check_like(const result *got, int size, const result *want) {
-    int r;
     CHECK_INT(want->code, MIXP_OK);
-    for (r = 0; r < size; r++) {
+    for (int r = 0; r < size; r++) {
         CHECK_INT(got[r].done, 1);
         CHECK_INT(got[r].code, MIXP_OK);
         CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
@@ -72,15 +71,14 @@ static void narrow_wire(void) {
 /* Two ranks that add up two walks each, in place, then their sums. */
 static void held_walks(void) {
     plan p = plan_of(3), want = p;
-    result *got, first;
     p.walks = 2;
     p.apart = 1;
     p.parts = 4;
-    got = run(&p, 2);
+    result *got = run(&p, 2);
     CHECK_INT(got[0].code, MIXP_OK);
     CHECK_TEXT(got[0].code ? got[0].text : "fine", "fine");
     CHECK(memcmp(got[0].weights, got[1].weights, got[0].bytes) == 0);
-    first = got[0];
+    result first = got[0];
     reference(&want, 4, &got[1]);       /* the same batch: ((a + c) + (b + d)), not a + b + c + d */
     CHECK_INT(got[1].bytes, first.bytes);
     CHECK(memcmp(got[1].weights, first.weights, first.bytes) != 0);
@@ -96,8 +94,7 @@ static void held_walks(void) {
  * its gradients are sent: they become ready while the block runs again. */
 static void recomputed(void) {
     static result want[MOST];
-    int way;
-    for (way = 0; way < 6; way++) {
+    for (int way = 0; way < 6; way++) {
         const int size = way == 5 ? 4 : 2;
         plan p = plan_of(STEPS);
         if (way == 1) p.bucket = 320;
@@ -116,24 +113,23 @@ static void held_walks_that_differ(void) {
     static const int64_t n[1] = {64};
     mixp_ranks_desc ranks;
     mixp_context_desc desc;
-    int which, i;
     memset(&ranks, 0, sizeof ranks);
     memset(&desc, 0, sizeof desc);
     ranks.size = ranks.apart = 1;
     ranks.bucket_bytes = 1;             /* each parameter is a range of its own */
     desc.ranks = &ranks;
-    for (which = 0; which < 2; which++) {
+    for (int which = 0; which < 2; which++) {
         mixp_context *ctx = mixp_context_new(&desc);
         mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
         mixp_optimizer *opt = new_sgd(ctx);
         mixp_tensor *p[2], *loss;
         float g[64];
-        for (i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++) {
             p[i] = mixp_param(ctx, i ? "b" : "a", MIXP_F32, 1, n);
             mixp_fill(p[i], 1);
             mixp_optimizer_add(opt, p[i], NULL);
         }
-        for (i = 0; i < 3; i++) {       /* both, one of them, both */
+        for (int i = 0; i < 3; i++) {       /* both, one of them, both */
             mixp_ranks_hold(ctx, i < 2);
             mixp_step_begin(ctx);
             loss = i == 1 ? mixp_mul(ctx, p[which], p[which]) : mixp_add(ctx, p[0], p[1]);
@@ -141,7 +137,7 @@ static void held_walks_that_differ(void) {
             CHECK_INT(mixp_backward(ctx, mixp_scaler_scale(scaler, loss)), MIXP_OK);
         }
         CHECK_INT(mixp_scaler_unscale(scaler, opt), MIXP_OK);
-        for (i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++) {
             CHECK_INT(mixp_read(p[i]->grad, g, MIXP_F32, 64), MIXP_OK);
             CHECK_NEAR(g[63], i == which ? 4 : 2, 0);
         }
@@ -154,7 +150,6 @@ static void held_walks_that_differ(void) {
 /* Every rank updates tensors of its own: the bits are the same, the memory is less. */
 static void sharded(void) {
     plan p = plan_of(STEPS), plain = p;
-    size_t used;
     p.shard = 1;
     p.bucket = 320;                     /* weights go in many slices */
     plain.bucket = 320;
@@ -164,7 +159,7 @@ static void sharded(void) {
     p.dtype = plain.dtype = MIXP_BF16;
     p.mean = MIXP_MEAN_AFTER;
     check_bits(p, 4);
-    used = run(&plain, 4)[3].used;
+    size_t used = run(&plain, 4)[3].used;
     CHECK(run(&p, 4)[3].used + 8000 < used);
     p.plant_step = 2;
     p.plant_rank = 3;
@@ -174,12 +169,11 @@ static void sharded(void) {
 /* Averages have the bits of one rank, and leave the weights as they were; one step is skipped. */
 static void sharded_averages(void) {
     plan p = plan_of(STEPS);
-    int way;
     p.shard = p.ema = 1;
     p.bucket = 320;
     p.plant_step = 2;
     p.plant_rank = 1;
-    for (way = 0; way < 2; way++) {
+    for (int way = 0; way < 2; way++) {
         p.dtype = way ? MIXP_BF16 : MIXP_F32;
         check_bits(p, 2);
         check_bits(p, 4);
@@ -201,11 +195,7 @@ static size_t states_of(int rank, mixp_moment_kind kind) {
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_ranks_desc ranks;
     mixp_context_desc d;
-    mixp_optimizer *opt;
-    mixp_context *ctx;
     mixp_tensor *t[4];
-    size_t used;
-    int i;
     memset(&ranks, 0, sizeof ranks);
     memset(&d, 0, sizeof d);
     ranks.rank = rank;
@@ -214,12 +204,12 @@ static size_t states_of(int rank, mixp_moment_kind kind) {
     ranks.shard = 1;
     d.ranks = &ranks;
     d.threads = 1;
-    ctx = mixp_context_new(&d);
+    mixp_context *ctx = mixp_context_new(&d);
     adamw.states.m = kind;
-    opt = mixp_optimizer_new(ctx, &adamw);
-    for (i = 0; i < 4; i++) t[i] = mixp_param(ctx, &"a\0b\0c\0d"[2 * i], MIXP_F32, 2, shapes[i]);
-    used = mixp_context_memory(ctx).used;
-    for (i = 0; i < 4; i++) mixp_optimizer_add(opt, t[i], NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
+    for (int i = 0; i < 4; i++) t[i] = mixp_param(ctx, &"a\0b\0c\0d"[2 * i], MIXP_F32, 2, shapes[i]);
+    size_t used = mixp_context_memory(ctx).used;
+    for (int i = 0; i < 4; i++) mixp_optimizer_add(opt, t[i], NULL);
     used = mixp_context_memory(ctx).used - used;
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
@@ -231,8 +221,7 @@ static size_t states_of(int rank, mixp_moment_kind kind) {
 static void sharded_evenly(void) {
     const double each = 8.0 * (5025 * 80 + 2 * 500 * 301 + 96 * 96) / 8;
     size_t most = 0;
-    int rank;
-    for (rank = 0; rank < 8; rank++) {
+    for (int rank = 0; rank < 8; rank++) {
         size_t small = states_of(rank, MIXP_MOMENT_BF16);
         CHECK_NEAR((double)states_of(rank, MIXP_MOMENT_F32), each, 0.04 * each);
         if (small > most) most = small;
@@ -291,11 +280,10 @@ static void sharded_load_memory(void) {
     mixp_checkpoint all;
     mixp_optimizer *opt;
     mixp_context *ctx = tables(1, &all, &opt);
-    size_t used;
     CHECK_INT(mixp_checkpoint_save(path, &all), MIXP_OK);
     mixp_context_free(ctx);
     ctx = tables(4, &all, &opt);
-    used = most_allocated = allocated;
+    size_t used = most_allocated = allocated;
     CHECK_INT(mixp_checkpoint_load(path, &all), MIXP_OK);
     CHECK(most_allocated > used + file);
     CHECK(most_allocated < used + file + 2 * one);
@@ -342,10 +330,7 @@ static void sharded_checkpoints_of(int muon, int ema, int form) {
     static unsigned char a[1 << 17], b[1 << 17];
     char path[3][64];
     plan p = plan_of(3);
-    result *got;
-    size_t n;
-    int i;
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         snprintf(path[i], sizeof path[i], "ranks%d.%d.tmp", i, (int)getpid());
         remove(path[i]);
     }
@@ -358,15 +343,15 @@ static void sharded_checkpoints_of(int muon, int ema, int form) {
     CHECK_INT(run(&p, 4)[0].code, MIXP_OK);
     p.shard = 1;
     p.checkpoint = path[1];
-    got = run(&p, 4);
-    for (i = 0; i < 4; i++) CHECK_TEXT(got[i].code ? got[i].text : "fine", "fine");
-    n = file_bytes(path[0], a, sizeof a);
+    result *got = run(&p, 4);
+    for (int i = 0; i < 4; i++) CHECK_TEXT(got[i].code ? got[i].text : "fine", "fine");
+    size_t n = file_bytes(path[0], a, sizeof a);
     CHECK(n > 20000 && n < sizeof a);
     CHECK_INT(file_bytes(path[1], b, sizeof b), n);
     CHECK(memcmp(a, b, n) == 0);
     p.copy = path[2];
     p.steps = 6;                        /* 3 steps of 4 parts are 6 of 2 */
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         p.shard = !i;
         got = run(&p, 2);
         CHECK_TEXT(got[0].code ? got[0].text : "fine", "fine");
@@ -380,7 +365,7 @@ static void sharded_checkpoints_of(int muon, int ema, int form) {
     CHECK_INT(got[0].code, MIXP_ERR_IO);
     CHECK_INT(got[1].code, MIXP_ERR_IO);
     CHECK_TEXT(got[1].text, "rank 0 failed");
-    for (i = 0; i < 3; i++) remove(path[i]);
+    for (int i = 0; i < 3; i++) remove(path[i]);
 }
 static void sharded_checkpoints(void) {
     sharded_checkpoints_of(0, 0, 0);
@@ -395,8 +380,7 @@ static void sharded_checkpoints(void) {
 
 /* As check_like, but for the norm, whose last bits may be others. */
 static void check_scattered(const result *got, int size, const result *want) {
-    int r;
-    for (r = 0; r < size; r++) {
+    for (int r = 0; r < size; r++) {
         CHECK_INT(got[r].done, 1);
         CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
         CHECK(memcmp(got[r].weights, want->weights, want->bytes) == 0);
@@ -415,17 +399,16 @@ static void check_scattered(const result *got, int size, const result *want) {
 static void scattered(void) {
     static result want;
     plan p = plan_of(STEPS);
-    int size, way;
     p.max_norm = 0;
     p.shard = 1;
-    for (way = 0; way < 6; way++) {
+    for (int way = 0; way < 6; way++) {
         p.ema = way % 2;
         static const int from[6] = {2, 2, 4, 2, 2, 4}, upto[6] = {4, 2, 4, 2, 2, 4};
         p.dtype = way < 2 ? MIXP_F32 : MIXP_BF16;
         p.mean = way == 2 ? MIXP_MEAN_AFTER : way == 3 ? MIXP_MEAN_NONE : MIXP_MEAN_BEFORE;
         p.low_sums = way == 4;
         p.muon = way == 5;
-        for (size = from[way]; size <= upto[way]; size++) {
+        for (int size = from[way]; size <= upto[way]; size++) {
             p.scatter = 0;
             reference(&p, size, &want);
             p.scatter = 1;
@@ -450,8 +433,7 @@ static void scattered(void) {
 /* How far a's weights, in f32, are from b's. */
 static double furthest(const result *a, const result *b) {
     double most = 0;
-    size_t i;
-    for (i = 0; i + 4 <= a->bytes; i += 4) {
+    for (size_t i = 0; i + 4 <= a->bytes; i += 4) {
         float x, y;
         memcpy(&x, a->weights + i, 4);
         memcpy(&y, b->weights + i, 4);
@@ -466,11 +448,9 @@ static double furthest(const result *a, const result *b) {
 static void scattered_and_clipped(void) {
     static result want, first;
     plan p = plan_of(STEPS);
-    int r;
     p.shard = 1;
     p.max_norm = 0.05;
     for (p.unscaled = 0; p.unscaled < 2; p.unscaled++) {
-        result *got;
         p.scatter = 0;
         want = run(&p, 4)[0];
         CHECK_INT(want.code, MIXP_OK);
@@ -478,8 +458,8 @@ static void scattered_and_clipped(void) {
         p.scatter = 1;
         first = run(&p, 4)[0];
         CHECK_TEXT(first.code ? first.text : "fine", "fine");
-        got = run(&p, 4);               /* again: the same bits */
-        for (r = 0; r < 4; r++) {
+        result *got = run(&p, 4);               /* again: the same bits */
+        for (int r = 0; r < 4; r++) {
             CHECK(memcmp(got[r].weights, first.weights, first.bytes) == 0);
             CHECK_NEAR(got[r].verdict.grad_norm, want.verdict.grad_norm, 1e-6 * want.verdict.grad_norm);
             CHECK_NEAR(got[r].verdict.clip, want.verdict.clip, 1e-6);
@@ -494,13 +474,11 @@ static void scattered_and_clipped(void) {
 static void scattered_inf(void) {
     plan p = plan_of(3), before = plan_of(2);
     static result kept;
-    result *got;
-    int r, way;
     p.shard = before.shard = p.scatter = before.scatter = 1;
     p.dtype = before.dtype = MIXP_F16;
     p.mean = before.mean = MIXP_MEAN_NONE;
     p.max_norm = before.max_norm = 0;
-    for (way = 0; way < 6; way++) {
+    for (int way = 0; way < 6; way++) {
         p.unscaled = before.unscaled = way > 2;
         if (way % 3 == 0) kept = run(&before, 2)[0];
         CHECK_INT(kept.code, MIXP_OK);
@@ -509,8 +487,8 @@ static void scattered_inf(void) {
         p.plant_more = way % 3 > 0;
         p.plant_at = way % 3 == 2 ? 100 : 700;  /* in rank 0's piece of 640 of 1152, in rank 1's */
         p.plant_value = way % 3 ? 40000 : 0;
-        got = run(&p, 2);
-        for (r = 0; r < 2; r++) {
+        result *got = run(&p, 2);
+        for (int r = 0; r < 2; r++) {
             CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
             CHECK_INT(got[r].verdict.outcome, MIXP_STEP_SKIPPED);
             CHECK_TEXT(got[r].bad_tensor, "up");

@@ -5,11 +5,9 @@
 
 static void differs(int odd, int size, mixp_result code, const char *what, const char *where) {
     plan p = plan_of(4);
-    result *got;
-    int r;
     p.odd = odd;
-    got = run(&p, size);
-    for (r = 0; r < size; r++) {
+    result *got = run(&p, size);
+    for (int r = 0; r < size; r++) {
         CHECK_INT(got[r].done, 1);
         if (odd == ODD_LEAVES_EARLY && r == 1) continue;
         if (odd == ODD_FAILS && r == 1) code = MIXP_ERR_ARGUMENT;
@@ -55,15 +53,13 @@ static void any_hook_fails(void) {
     enum { SITES = sizeof sites / sizeof *sites };
     int seen[SITES] = {0}, way, i, calls;
     char path[64];
-    plan p;
-    result *got;
     snprintf(path, sizeof path, "ranks.cut.%d.tmp", (int)getpid());
-    p = plan_of_hooks(path);
+    plan p = plan_of_hooks(path);
     for (way = 0; way < 3; way++) {
         p.scatter = way;
         p.cut_at = 1 << 20;
         remove(path);
-        got = run(&p, 2);
+        result *got = run(&p, 2);
         CHECK_TEXT(got[1].code ? got[1].text : "fine", "fine");
         calls = got[1].calls;
         CHECK(calls > 20);
@@ -85,16 +81,14 @@ static void any_hook_fails(void) {
 /* A rank that is killed at whichever call: the other hears that it is gone, and ends as failed. */
 static void dies_at_any_call(void) {
     char path[64];
-    plan p;
-    int way, calls;
     snprintf(path, sizeof path, "ranks.dies.%d.tmp", (int)getpid());
-    p = plan_of_hooks(path);
-    for (way = 0; way < 3; way++) {
+    plan p = plan_of_hooks(path);
+    for (int way = 0; way < 3; way++) {
         p.scatter = way;
         p.cut_at = 1 << 20;
         p.cut_kills = 0;
         remove(path);
-        calls = run(&p, 2)[1].calls;
+        int calls = run(&p, 2)[1].calls;
         CHECK(calls > 20);
         p.cut_kills = 1;
         for (p.cut_at = 1 + way; p.cut_at <= calls; p.cut_at += 4) {
@@ -114,10 +108,9 @@ static void dies_at_any_call(void) {
 
 static void late_rank(void) {
     plan p = plan_of(4);
-    result *got;
     p.odd = ODD_SLEEPS;
     p.patience = 0.4;
-    got = run(&p, 2);
+    result *got = run(&p, 2);
     CHECK_INT(got[0].code, MIXP_ERR_RANKS);
     CHECK_TEXT(got[0].text, "rank 0 of 2, the sum of a table: rank 1 did not answer in time");
     CHECK_TEXT(got[1].text, "rank 1 of 2, the sum of a table: rank 1 did not answer in time");
@@ -193,16 +186,14 @@ static void failing_view(void) {
     float w[2] = {1, 2}, g[2] = {3, 4};
     mixp_ranks_desc ranks;
     mixp_context_desc d;
-    mixp_optimizer *opt;
-    mixp_context *ctx;
     const char *text;
     memset(&ranks, 0, sizeof ranks);
     memset(&d, 0, sizeof d);
     ranks.size = 2;
     ranks.sum = no_hook;
     d.ranks = &ranks;
-    ctx = mixp_context_new(&d);
-    opt = new_sgd(ctx);
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_optimizer *opt = new_sgd(ctx);
     mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
     CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_RANKS);
     CHECK_INT(mixp_context_error(ctx, &text), MIXP_ERR_RANKS);

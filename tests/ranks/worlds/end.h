@@ -10,11 +10,10 @@ static void nothing(int number) { (void)number; }
 static int end_of_ranks(int way) {
     mixp_ranks_desc ranks = ddp_fork(2);
     float x = 1;
-    int i;
     alarm(HANGS);
     if (way == 0 && ranks.rank) return ddp_wait(ranks.sum(ranks.user, &x, 1, MIXP_F32, NULL, 1e9) != NULL);
     if (way == 0) return ddp_wait(7);
-    for (i = 0; i < 50 && ranks.rank && way == 2; i++) {
+    for (int i = 0; i < 50 && ranks.rank && way == 2; i++) {
         kill(ddp.first, SIGUSR1);
         poll(NULL, 0, 1);
     }
@@ -28,9 +27,8 @@ static void ends(void) {
     int way, status;
     for (way = 0; way < 3; way++) {
         struct sigaction look;
-        pid_t root;
         fflush(stdout);
-        root = fork();
+        pid_t root = fork();
         if (root == 0) {
             memset(&look, 0, sizeof look);
             look.sa_handler = nothing;          /* without SA_RESTART */
@@ -47,17 +45,15 @@ static void ends(void) {
  * gives the same answer again. */
 static void asks_no_more(void) {
     int status;
-    pid_t root;
     fflush(stdout);
-    root = fork();
+    pid_t root = fork();
     if (root == 0) {
         mixp_ranks_desc ranks = ddp_fork(2);
         float x[2] = {1, 2};
-        const char *first, *again;
         alarm(HANGS);
         if (ranks.rank) leave(0);
-        first = ranks.sum(ranks.user, x, 1, MIXP_F32, NULL, 1e9);
-        again = ranks.sum(ranks.user, x, 2, MIXP_F32, NULL, 1e9);
+        const char *first = ranks.sum(ranks.user, x, 1, MIXP_F32, NULL, 1e9);
+        const char *again = ranks.sum(ranks.user, x, 2, MIXP_F32, NULL, 1e9);
         CHECK_TEXT(first ? first : "", "rank 1 is gone");
         CHECK_TEXT(again ? again : "", "rank 1 is gone");
         CHECK_INT(ddp_board->asked[0][0][1], 1);
@@ -70,9 +66,8 @@ static void asks_no_more(void) {
 /* A world of `size` ranks, each of which does fn; what rank 0 returns. */
 static int world_of(int size, int (*fn)(const mixp_ranks_desc *)) {
     int status = 0;
-    pid_t root;
     fflush(stdout);
-    root = fork();
+    pid_t root = fork();
     if (root == 0) {
         mixp_ranks_desc ranks = ddp_fork(size);
         alarm(HANGS);
@@ -86,10 +81,9 @@ static int world_of(int size, int (*fn)(const mixp_ranks_desc *)) {
 /* Rank 1 is killed while it writes why it stops: nobody waits for the end of that text. */
 static int one_dies_telling(const mixp_ranks_desc *ranks) {
     float x = 1;
-    const char *why;
     dies_writing = ranks->rank == 1;
     if (ranks->rank == 1) ranks->stop(ranks->user, "it has failed");
-    why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 1e9);
+    const char *why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 1e9);
     CHECK_TEXT(why ? why : "", "rank 1 is gone");
     return ddp_wait(test_bad != 0) == 1 && !test_bad ? 5 : 1;
 }
@@ -99,9 +93,8 @@ static void dies_telling(void) { CHECK_INT(world_of(3, one_dies_telling), 5); }
  * did not end well. */
 static int one_dies_unseen(const mixp_ranks_desc *ranks) {
     float x = 1;
-    const char *why;
     if (ranks->rank) raise(SIGKILL);
-    why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 1e9);
+    const char *why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 1e9);
     CHECK_TEXT(why ? why : "", "rank 1 is gone");
     return ddp_wait(0) == 1 && !test_bad ? 5 : 1;
 }
@@ -130,9 +123,8 @@ static void ignored_children(void) {
 static int one_stands_still(const mixp_ranks_desc *ranks) {
     const double began = ddp_now();
     float x = 1;
-    const char *why;
     if (ranks->rank) raise(SIGSTOP);
-    why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 0.2);
+    const char *why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 0.2);
     CHECK_TEXT(why ? why : "", "rank 1 did not answer in time");
     linger = 0.3;
     CHECK_INT(ddp_wait(1), 1);
@@ -174,13 +166,12 @@ static int sums_by_hand(const mixp_ranks_desc *ranks, mixp_dtype dtype) {
     for (way = DDP_SUM; way <= DDP_SCATTER; way++) {
         const int n = way < DDP_GATHER ? LONG : all, mine = ranks->rank * LONG;
         char *own = (char *)data + (way == DDP_GATHER ? (size_t)mine * bytes : 0);
-        const char *why;
         memset(data, 0, room);
         for (i = 0; i < (way == DDP_GATHER ? LONG : n); i++) {
             const double x = number_of(ranks->rank, i, dtype);
             mixp_convert(own + (size_t)i * bytes, dtype, &x, MIXP_F64, 1);
         }
-        why = (way == DDP_SUM ? ranks->sum : way == DDP_MAX ? ranks->max : way == DDP_GATHER ?
+        const char *why = (way == DDP_SUM ? ranks->sum : way == DDP_MAX ? ranks->max : way == DDP_GATHER ?
                ranks->all_gather : ranks->reduce_scatter)(ranks->user, data, LONG, dtype, NULL, PATIENCE);
         CHECK_TEXT(why ? why : "fine", "fine");
         mixp_convert(got, MIXP_F64, data, dtype, n);
@@ -198,8 +189,7 @@ static int sums_by_hand(const mixp_ranks_desc *ranks, mixp_dtype dtype) {
 
 static int sums_of_all_dtypes(const mixp_ranks_desc *ranks) {
     static const mixp_dtype dtypes[] = {MIXP_F32, MIXP_BF16, MIXP_F16, MIXP_F64, MIXP_I32};
-    size_t k;
-    for (k = 0; k < sizeof dtypes / sizeof *dtypes; k++) CHECK_INT(sums_by_hand(ranks, dtypes[k]), 0);
+    for (size_t k = 0; k < sizeof dtypes / sizeof *dtypes; k++) CHECK_INT(sums_by_hand(ranks, dtypes[k]), 0);
     return test_bad != 0;
 }
 #ifndef RANKS_MPI
@@ -215,12 +205,10 @@ static void long_sums(void) {
 static void children_of_the_program(void) {
     int gate[2], text[2], status = 0;
     char got[64];
-    ssize_t n;
-    pid_t root;
     CHECK_INT(pipe(gate), 0);
     CHECK_INT(pipe(text), 0);
     fflush(stdout);
-    root = fork();
+    pid_t root = fork();
     if (root == 0) {
         pid_t other = fork();
         char end;
@@ -249,7 +237,7 @@ static void children_of_the_program(void) {
     close(text[1]);
     CHECK(waitpid(root, &status, 0) > 0);
     CHECK_INT(status, 0);
-    n = read(text[0], got, sizeof got - 1);
+    ssize_t n = read(text[0], got, sizeof got - 1);
     got[n > 0 ? n : 0] = '\0';
     CHECK(strcmp(got, "once;") == 0);
     close(text[0]);
@@ -270,8 +258,6 @@ static int two_steps(const mixp_ranks_desc *given, int goes_apart, int fails, re
     mixp_ranks_desc ranks = *given;
     mixp_context_desc d;
     mixp_tensor *p[2];
-    mixp_optimizer *opt;
-    mixp_context *ctx;
     const char *text;
     int i, step, odd = ranks.rank == 1;
     memset(&d, 0, sizeof d);
@@ -281,18 +267,17 @@ static int two_steps(const mixp_ranks_desc *given, int goes_apart, int fails, re
     d.ranks = &ranks;
     d.threads = 1;
     d.device = &device;
-    ctx = mixp_context_new(&d);
-    opt = new_sgd(ctx);
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_optimizer *opt = new_sgd(ctx);
     for (i = 0; i < 2; i++) {
         p[i] = mixp_param(ctx, i ? "b" : "a", MIXP_F32, 1, n);
         mixp_optimizer_add(opt, p[i], NULL);
     }
     for (step = 0; step < 3 && mixp_context_error(ctx, NULL) == MIXP_OK; step++) {
-        mixp_tensor *loss;
         mixp_step_begin(ctx);
         mixp_zero_grad(opt);
         if (step && odd && goes_apart == 2) mixp_tensor_set_requires_grad(p[1], 0);
-        loss = mixp_sum(ctx, step && goes_apart < 2 ? p[odd && goes_apart] : mixp_add(ctx, p[0], p[1]),
+        mixp_tensor *loss = mixp_sum(ctx, step && goes_apart < 2 ? p[odd && goes_apart] : mixp_add(ctx, p[0], p[1]),
                         MIXP_ALL, 0);
         if (mixp_backward(ctx, loss) != MIXP_OK) break;
         if (odd && fails && step) kernels.update = no_update;
@@ -317,24 +302,22 @@ static int fails_in_a_step(const mixp_ranks_desc *ranks) { return two_steps(rank
 /* A loss of other parameters on each rank: what a rank leaves out counts as 0, in ranges of its own. */
 static void other_parameters(void) {
     const float lr = (float)mixp_sgd_defaults().lr, want = 0.0f - lr - 0.5f * lr - 0.5f * lr;
-    int r, i;
     apart = results();
     CHECK_INT(world_of(2, other_loss), 0);
-    for (r = 0; r < 2; r++) {
+    for (int r = 0; r < 2; r++) {
         float weights[512];
         CHECK_TEXT(apart[r].code ? apart[r].text : "fine", "fine");
         CHECK_INT(apart[r].step, 2);
         memcpy(weights, apart[r].weights, sizeof weights);
-        for (i = 0; i < 512; i++) CHECK_NEAR(weights[i], want, 1e-6 * lr);
+        for (int i = 0; i < 512; i++) CHECK_NEAR(weights[i], want, 1e-6 * lr);
     }
 }
 
 /* A parameter that one rank alone has frozen: no sum can tell, the step does, and nothing moves. */
 static void frozen_on_one(void) {
-    int r;
     apart = results();
     CHECK_INT(world_of(2, freezes_alone), 0);
-    for (r = 0; r < 2; r++) {
+    for (int r = 0; r < 2; r++) {
         CHECK_INT(apart[r].code, MIXP_ERR_RANKS);
         CHECK_INT(apart[r].step, 0);
         CHECK_TEXT(apart[r].text, "ranks differ: other parameters have gradients on rank 1 than on rank 0");
@@ -361,7 +344,6 @@ static void kill_once(int round, const result *want, const char *path) {
     plan p = plan_of(24);
     result *out = results();
     char torn[128];
-    pid_t root;
     int victim = round % 4, r;
     p.checkpoint = path;
     p.shard = round % 2;
@@ -369,7 +351,7 @@ static void kill_once(int round, const result *want, const char *path) {
     p.max_norm = 0;                     /* scattered or not: the same bits */
     p.held = 1;                         /* however fast it is, not all is done before the kill */
     remove(path);
-    root = start(&p, 4, out);
+    pid_t root = start(&p, 4, out);
     AWAIT(out[0].step >= 2 + round * 7 % 18 || out[0].done);
     poll(NULL, 0, round * 3 % 5);
     CHECK(out[victim].step >= 0);
@@ -396,11 +378,10 @@ static void kill_rounds(int rounds) {
     static result want;
     char path[64];
     plan p = plan_of(24);
-    int i;
     p.max_norm = 0;
     snprintf(path, sizeof path, "ranks.%d.tmp", (int)getpid());
     want = run(&p, 4)[0];
-    for (i = 0; i < rounds; i++) kill_once(i, &want, path);
+    for (int i = 0; i < rounds; i++) kill_once(i, &want, path);
 }
 static void killed_rank(void) {
     const char *rounds = getenv("RANKS_KILLS");     /* the long tests ask for 50 */

@@ -104,7 +104,6 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
     mixp_context_desc d;
     mixp_scaler_desc  s;
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
-    int i;
     memset(m, 0, sizeof *m);
     memset(&d, 0, sizeof d);
     memset(&s, 0, sizeof s);
@@ -122,7 +121,7 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
     if (p->muon) m->muon = new_muon(m->ctx);
     m->scaler = mixp_scaler_new(m->ctx, &s);
     m->recomputes = p->recomputes;
-    for (i = 0; i < PARAMS; i++) {
+    for (int i = 0; i < PARAMS; i++) {
         const char *name = i == 3 && odd == ODD_NAME ? "profit" : names[i];
         mixp_dtype  dtype = i == 1 && odd == ODD_DTYPE ? MIXP_F16 : p->dtype;
         m->p[i] = mixp_param(m->ctx, name, dtype, shapes[i][1] ? 2 : 1, shapes[i]);
@@ -174,8 +173,7 @@ static mixp_tensor *model_loss(model *m, int step, int first, int n) {
     int32_t ids[ROWS], next[ROWS];
     int64_t rows[1] = {n};
     mixp_tensor *x, *loss = NULL;
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         ids[i] = (step * 5 + (first + i) * 3) % VOCAB;
         next[i] = (ids[i] * ids[i] + 2) % VOCAB;
     }
@@ -195,8 +193,7 @@ static mixp_optimizer *model_optimizer(const model *m, int i)
 { return m->muon && (i == 1 || i == 5) ? m->muon : m->opt; }
 
 static void model_add(model *m) {
-    int i;
-    for (i = 0; i < PARAMS; i++) mixp_optimizer_add(model_optimizer(m, i), m->p[i], NULL);
+    for (int i = 0; i < PARAMS; i++) mixp_optimizer_add(model_optimizer(m, i), m->p[i], NULL);
 }
 
 static void model_averages(model *m) {
@@ -224,8 +221,7 @@ static mixp_result model_step(model *m, const plan *p) {
 }
 
 static void result_weights(result *out, const model *m) {
-    int i;
-    for (i = 0; m->ctx && i < PARAMS; i++) {
+    for (int i = 0; m->ctx && i < PARAMS; i++) {
         size_t bytes = (size_t)m->p[i]->count * mixp_dtype_size(m->p[i]->dtype);
         CHECK(out->bytes + bytes <= sizeof out->weights);
         memcpy(out->weights + out->bytes, m->p[i]->data, bytes);
@@ -237,10 +233,9 @@ static void result_weights(result *out, const model *m) {
 static void result_take(result *out, model *m, int ema) {
     const char *text;
     mixp_site_info site;
-    int i;
     out->bytes = 0;
     result_weights(out, m);
-    for (i = 0; ema && i < 2; i++) {
+    for (int i = 0; ema && i < 2; i++) {
         model_swap(m);
         result_weights(out, m);
     }
@@ -250,7 +245,7 @@ static void result_take(result *out, model *m, int ema) {
     snprintf(out->bad_tensor, sizeof out->bad_tensor, "%s",
              out->verdict.bad_tensor ? out->verdict.bad_tensor : "");
     out->scale = mixp_scaler_loss_scale(m->scaler);
-    for (i = 0; i < 64 && mixp_site(m->ctx, i, &site); i++) out->fallen |= (uint64_t)(site.fallen != 0) << i;
+    for (int i = 0; i < 64 && mixp_site(m->ctx, i, &site); i++) out->fallen |= (uint64_t)(site.fallen != 0) << i;
 }
 
 /* --- runs --------------------------------------------------------------------------------- */
@@ -397,7 +392,6 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
             mixp_optimizer_set_group(m.opt, 0, &group);
         }
         for (walk = 0; walk < p->walks; walk++) {
-            mixp_tensor *loss;
             mixp_step_begin(m.ctx);
             mixp_ranks_hold(m.ctx, walk < p->walks - 1);
             m.planted = (ranks->rank == p->plant_rank ||
@@ -405,7 +399,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
                         (step == p->plant_step || (p->guard_pins && step > p->plant_step));
             if (p->guard) m.factor = m.planted && !p->guard_backward ? 3e6f : 1.0f;
             if (p->guard && !p->guard_backward) m.planted = 0;
-            loss = model_loss(&m, step, rows * (walk * ranks->size + ranks->rank), rows);
+            mixp_tensor *loss = model_loss(&m, step, rows * (walk * ranks->size + ranks->rank), rows);
             if (odd == ODD_FAILS && step == 2) loss = NULL;
             mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss));
             mean = loss;
@@ -439,9 +433,8 @@ static result *results(void) {
 
 /* Starts `size` ranks; returns the process that is rank 0. */
 static pid_t start(const plan *p, int size, result *out) {
-    pid_t root;
     fflush(stdout);
-    root = fork();
+    pid_t root = fork();
     if (root == 0) {
         mixp_ranks_desc ranks = ddp_fork(size);
         alarm(HANGS);
@@ -467,27 +460,25 @@ static void reference(const plan *p, int size, result *out) {
     const float factor = 1.0f / (float)(p->parts ? p->parts : size);
     const int low = p->low_sums || p->wire == MIXP_BF16;
     static unsigned char views[PARAMS][4 * 2 * WIDTH * WIDTH];
-    mixp_optimizer *forget;
     model m;
-    int step, part, i, k;
     model_open(&m, p, NULL, ODD_NOT);
-    forget = new_sgd(m.ctx);
-    for (i = 0; i < PARAMS; i++) {
+    mixp_optimizer *forget = new_sgd(m.ctx);
+    for (int i = 0; i < PARAMS; i++) {
         mixp_optimizer_add(model_optimizer(&m, i), m.p[i],
                            mixp_view(m.ctx, "", p->dtype, m.p[i]->rank, m.p[i]->shape, views[i]));
         mixp_optimizer_add(forget, m.p[i], NULL);
     }
     if (p->ema) model_averages(&m);
-    for (step = 0; step < p->steps; step++) {
+    for (int step = 0; step < p->steps; step++) {
         memset(sum, 0, sizeof sum);
-        for (part = 0; part < parts; part++) {
+        for (int part = 0; part < parts; part++) {
             mixp_step_begin(m.ctx);
             mixp_zero_grad(forget);
             m.planted = step == p->plant_step && part % size == p->plant_rank;
             mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, model_loss(&m, step, rows * part, rows)));
-            for (i = 0; i < PARAMS; i++) {
+            for (int i = 0; i < PARAMS; i++) {
                 mixp_read(m.p[i]->grad, one, MIXP_F32, m.p[i]->count);
-                for (k = 0; k < m.p[i]->count; k++) {
+                for (int k = 0; k < m.p[i]->count; k++) {
                     const float before = p->mean == MIXP_MEAN_BEFORE ? factor : 1.0f;
                     const volatile float product = one[k] * before;     /* never joined with the sum */
                     float x = product;
@@ -496,9 +487,9 @@ static void reference(const plan *p, int size, result *out) {
                 }
             }
         }
-        for (i = 0; i < PARAMS; i++) {
+        for (int i = 0; i < PARAMS; i++) {
             float after = p->mean == MIXP_MEAN_AFTER ? factor : 1.0f;
-            for (k = 0; k < m.p[i]->count; k++) {
+            for (int k = 0; k < m.p[i]->count; k++) {
                 if (low) sum[i][k] = mixp_f32_from_bf16(mixp_bf16_from_f32(sum[i][k]));
                 sum[i][k] *= after;
             }

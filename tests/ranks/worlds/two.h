@@ -136,11 +136,10 @@ static void buckets(void) {
 static void wide_sums(void) {
     mirror w;
     model m;
-    int i;
     mirror_open(&w, &m, MIXP_F16);
     mixp_step_begin(m.ctx);
     CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 8)), MIXP_OK);
-    for (i = 0; i < w.ready && i < 16; i++) CHECK_INT(w.dtype[i], MIXP_F32);
+    for (int i = 0; i < w.ready && i < 16; i++) CHECK_INT(w.dtype[i], MIXP_F32);
     CHECK(w.ready > 1);
     mixp_context_free(m.ctx);
 }
@@ -164,7 +163,6 @@ static void unused_parameter(void) {
     mirror w;
     model m;
     float grad[2 * WIDTH];
-    int i;
     mirror_open(&w, &m, MIXP_F32);
     mixp_step_begin(m.ctx);
     CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 8)), MIXP_OK);
@@ -173,7 +171,7 @@ static void unused_parameter(void) {
     CHECK_INT(mixp_backward(m.ctx, mixp_sum(m.ctx, m.p[1], MIXP_ALL, 0)), MIXP_OK);
     CHECK(m.p[2]->grad != NULL);        /* in the bucket of up */
     if (m.p[2]->grad) mixp_read(m.p[2]->grad, grad, MIXP_F32, 2 * WIDTH);
-    for (i = 0; i < 2 * WIDTH; i++) CHECK_NEAR(grad[i], 0, 0);
+    for (int i = 0; i < 2 * WIDTH; i++) CHECK_NEAR(grad[i], 0, 0);
     CHECK(m.p[5]->grad == NULL);        /* in another */
     mixp_context_free(m.ctx);
 }
@@ -202,7 +200,6 @@ static void in_pieces(void) {
     model m;
     float grad[2 * WIDTH * WIDTH];
     const char *text;
-    int64_t k;
     int i, others = 0;
     memset(&w, 0, sizeof w);
     memset(&d, 0, sizeof d);
@@ -237,7 +234,7 @@ static void in_pieces(void) {
         mixp_result code = mixp_read(m.p[i]->grad, grad, MIXP_F32, m.p[i]->count);
         if (code == MIXP_ERR_ORDER) others++;
         else CHECK_INT(code, MIXP_OK);
-        for (k = 0; code == MIXP_OK && k < m.p[i]->count; k++) norm += (double)grad[k] * grad[k];
+        for (int64_t k = 0; code == MIXP_OK && k < m.p[i]->count; k++) norm += (double)grad[k] * grad[k];
         CHECK(sqrt(norm) < 1.1e-3);
         mixp_context_clear_error(m.ctx);
     }
@@ -254,27 +251,24 @@ static void in_pieces(void) {
 
 static void sums_of_yours(void) {
     result *out = results();
-    pid_t root;
     int status = 0;
     fflush(stdout);
-    root = fork();
+    pid_t root = fork();
     if (root == 0) {
         mixp_ranks_desc ranks = ddp_fork(4);
         mixp_context_desc d;
         const int64_t shape[1] = {3};
         float x[3];
-        mixp_context *ctx;
-        mixp_tensor *a, *b;
         memset(&d, 0, sizeof d);
         d.ranks = &ranks;
         d.threads = 1;
-        ctx = mixp_context_new(&d);
+        mixp_context *ctx = mixp_context_new(&d);
         x[0] = 1;
         x[1] = (float)ranks.rank;
         x[2] = 1 - (float)ranks.rank;
         mixp_step_begin(ctx);
-        a = mixp_input(ctx, MIXP_F32, 1, shape, x);
-        b = mixp_input(ctx, MIXP_F32, 1, shape, x);
+        mixp_tensor *a = mixp_input(ctx, MIXP_F32, 1, shape, x);
+        mixp_tensor *b = mixp_input(ctx, MIXP_F32, 1, shape, x);
         mixp_ranks_sum(a);
         mixp_ranks_max(b);
         memcpy(out[ranks.rank].weights, a->data, 12);
