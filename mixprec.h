@@ -4366,15 +4366,15 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A training step's regions of f16 or bf16 stored nothing in that dtype, because their operators
- *   keep the dtype of their f32 inputs. The next mixp_step_begin or mixp_eval_begin gives this
- *   warning.
+ *   keep the dtype of their f32 inputs, or because no operator ran in them, as behind a semicolon
+ *   after MIXP_AUTOCAST(...). The next mixp_step_begin or mixp_eval_begin gives this warning.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
  * - narrow_products is set, but cuBLASLt has no such product: see NARROW PRODUCTS.
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
  *   mixp_step_begin or mixp_eval_begin gives this warning.
- * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
- *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear, and a
- *   target of mixp_kl_div that does not fit log_target.
+ * - A loss gets values of the wrong kind: mixp_cross_entropy or mixp_bce_with_logits of a softmax
+ *   or an activation (relu, tanh, ...), mixp_nll or mixp_kl_div of one of those or of a linear, and
+ *   a target of mixp_kl_div that does not fit log_target.
  * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device: a step was
  *   applied although its loss is not finite (mixp_scaler_verdict gives this warning).
  * - A step reads and writes a frozen parameter in a loop of mixp_retry: use mixp_buffer.
@@ -4383,6 +4383,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   replay does not give this warning.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
+ * - max_norm of mixp_clip_grad_norm is 0, or all rates of an optimizer are 0 at its second step.
+ * - A trainable parameter has had no gradient before its optimizer's fourth step.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was ignored.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
@@ -21529,7 +21531,8 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     return t;
 }
 
-/* Reports a loop that makes a permanent tensor in every step, before memory runs out. */
+/* Reports a loop that makes a permanent tensor, a scaler or an optimizer in every step, before
+ * memory runs out. */
 static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const char *name) {
     int trained = ctx->generation == ctx->made.in + 1 && ctx->training.updated_in == ctx->made.in;
     int runs = trained ? ctx->made.runs + 1 : 0;
@@ -21538,9 +21541,11 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
     ctx->made.runs = runs;
     if (runs < 3) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-        "%s '%s': four training steps in a row have created one; parameters and views live as long "
-        "as the context: create them once, before the loop, and create batches with mixp_input",
-        who, name ? name : "");
+        "%s%s%s%s: four training steps in a row have created a parameter, view, scaler or "
+        "optimizer: "
+        "create each once, before the loop, because a new one starts from nothing, and create "
+        "batches with mixp_input",
+        who, name ? " '" : "", name ? name : "", name ? "'" : "");
 }
 
 static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
@@ -22189,7 +22194,7 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
-    mixp_dtype      low;        /* dtype of the last of those regions                      */
+    mixp_dtype      low;        /* dtype of the step's last region of f16 or bf16          */
     const char     *unlowered;  /* name of the last of those operators that kept f32       */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
@@ -22226,12 +22231,18 @@ static void mixpi_casting_turn(mixp_context *ctx) {
             "out the region",
             mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
             c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
+    if (c->low != MIXP_F32 && !c->lowerable && trained)
+        mixpi_warn(ctx,
+            "no operator of a training step ran in its regions of autocast to %s: call the model "
+            "inside. A semicolon after MIXP_AUTOCAST(...) ends the region at once",
+            mixp_dtype_name(c->low));
     if (c->uncoded && !c->coded && trained)
         mixpi_warn(ctx,
             "the recipe's codes free no memory: none of %d linears kept its input x as codes. The "
             "last has the weight '%s': %s. See CODES at mixp_recipe, or set codes to 0",
             c->uncoded, c->uncoded_name, c->uncoded_why);
     c->coded = c->uncoded = c->lowerable = c->lowered = 0;
+    c->low = MIXP_F32;
 }
 
 /* --- regions --------------------------------------------------------------------------- */
@@ -22428,8 +22439,10 @@ static mixp_result mixpi_region_open(
 
     /* Count a region of f16 or bf16 that differs from the region around it. */
     const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
-    if (kind != MIXPI_REGION_IN_WALK && cast.level && low)
+    if (kind != MIXPI_REGION_IN_WALK && cast.level && low) {
         ctx->low_copies.regions += cast.dtype != now.dtype || cast.level != now.level;
+        c->low = cast.dtype;
+    }
 
     /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -22743,7 +22756,6 @@ static void mixpi_count_lowered(
     mixpi_casting *c, mixp_autocast region, const mixp_op *op, const mixp_tensor *out) {
     if (!mixpi_is_low(region.dtype)) return;
     c->lowerable++;
-    c->low = region.dtype;
     if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
     else c->unlowered = op->name;
 }
@@ -23251,6 +23263,11 @@ enum {
     MIXPI_MARK_MIXED,           /* a sum over two scales: no factor makes it true          */
     MIXPI_MARK_LOST             /* scaled by a scaler that was freed                       */
 };
+
+static mixp_result mixpi_report_walked(mixp_context *ctx) {
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER, "mixp_backward: already called on this loss; run forward again");
+}
 
 /* Updates the mark of a gradient to which another gradient was written or added. */
 static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulate) {
@@ -23931,10 +23948,7 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_backward: this step began with mixp_eval_begin; begin steps that train with "
             "mixp_step_begin");
-    if (loss->own.walked)
-        return mixp_context_fail(
-            ctx, MIXP_ERR_ORDER, "mixp_backward: already called on this loss; run forward again");
-    return MIXP_OK;
+    return loss->own.walked ? mixpi_report_walked(ctx) : MIXP_OK;
 }
 
 /* The gradient of the loss with respect to itself, 1, from which the walk starts. */
@@ -24351,22 +24365,34 @@ static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     return (uint64_t)ctx->tape.drawn++;
 }
 
-/* A loss, an operator whose results it does not accept, and what it accepts. */
+/* Is the maker the operator of this name, or, if name is NULL, an activation of hidden layers? */
+static int mixpi_is_made_by(const mixp_call *maker, const char *name) {
+    static const char activations[] =
+        " softmax sigmoid relu tanh gelu gelu_tanh silu elu leaky_relu prelu softplus ";
+    char word[64];
+    if (name) return strcmp(maker->op->name, name) == 0;
+    snprintf(word, sizeof word, " %s ", maker->op->name);
+    return strstr(activations, word) != NULL;
+}
+
+/* A loss, an operator (NULL: each activation) whose results it does not accept, and what it
+ * accepts. */
 typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistaken;
 
 /* Warns if x of a loss comes from an operator whose results are of the wrong kind: the loss would
  * be finite, but wrong. */
 static void mixpi_warn_of_maker(mixp_call *c) {
     static const char logs[] = "log-probabilities: use mixp_log_softmax";
+    static const char any[] = "logits of either sign and any size: leave out the activation";
     static const mixpi_mistaken rows[] = { { "cross_entropy", "softmax",
                                                "logits: it computes the softmax itself" },
         { "bce_with_logits", "sigmoid", "logits: it computes the sigmoid itself" },
-        { "nll", "softmax", logs }, { "nll", "linear", logs }, { "kl_div", "softmax", logs },
-        { "kl_div", "linear", logs } };
+        { "cross_entropy", NULL, any }, { "bce_with_logits", NULL, any }, { "nll", "linear", logs },
+        { "nll", NULL, logs }, { "kl_div", "linear", logs }, { "kl_div", NULL, logs } };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
     if (!maker) return;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
+        if (strcmp(rows[i].loss, c->op->name) == 0 && mixpi_is_made_by(maker, rows[i].maker))
             mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s expects %s",
                 rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
 }
@@ -31461,6 +31487,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
+    if (mixpi_check_made(ctx, "mixp_scaler_new", NULL) != MIXP_OK) return NULL;
     mixp_scaler *s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
     if (!s) return NULL;
     s->ctx = ctx;
@@ -31662,7 +31689,12 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
     if (!scaler) return mixpi_report_freed_scaler(c->ctx);
-    if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
+    if (c->out->grad) {
+        /* One walk for a loss, whether it starts from the loss or from the scaled loss. */
+        if (c->in[0]->own.walked) return mixpi_report_walked(c->ctx);
+        c->in[0]->own.walked = c->in[0]->own.generation != 0;
+        mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
+    }
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
@@ -32446,6 +32478,7 @@ static mixp_optimizer *mixpi_do_optimizer_new(mixp_context *ctx, const mixp_opti
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_spike_rule spike = d.spike;
     if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
+    if (mixpi_check_made(ctx, "mixp_optimizer_new", NULL) != MIXP_OK) return NULL;
     mixp_optimizer *opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
 
@@ -34555,9 +34588,34 @@ static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
     return mixpi_factors_ask(opt, who);
 }
 
+/* Warns, at the second step, if all rates are 0: a rise from 0 is over by then. */
+static void mixpi_warn_of_no_rate(const mixp_optimizer *opt) {
+    for (int g = 0; g < opt->plan.n_groups; g++)
+        if (opt->plan.groups[g].lr > 0.0) return;
+    mixpi_warn(opt->ctx,
+        "the learning rate of an optimizer is 0, so its weights stay as they are: set lr, and "
+        "write 1.0 / 1000, because 1/1000 is 0 in C");
+}
+
+/* Warns, at the fourth step, of a parameter that no walk has reached. */
+static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixpi_slot *slot = &opt->slot[i];
+        if (slot->grad || slot->from || slot->param->own.grad || !slot->param->requires_grad)
+            continue;
+        mixpi_warn(opt->ctx,
+            "the parameter '%.60s' has had no gradient in the first steps of its optimizer: no "
+            "loss depends on it. Was its variable set to another tensor? Use mixp_write to change "
+            "its values, and freeze what is not used",
+            slot->param->name);
+    }
+}
+
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     MIXPI_TRY(mixpi_need_begin(opt, who));
+    if (opt->stepped == 1) mixpi_warn_of_no_rate(opt);
+    if (opt->stepped == 3) mixpi_warn_of_unreached(opt);
 
     /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
     for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
@@ -34655,6 +34713,10 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
             "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY only measures",
             max_norm);
+    if (!(max_norm > 0.0))
+        mixpi_warn(opt->ctx,
+            "mixp_clip_grad_norm: max_norm is 0, so all gradients become 0: pass the largest norm "
+            "to allow, such as 1.0, or INFINITY to measure only");
     mixp_result r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
 

@@ -147,22 +147,34 @@ static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     return (uint64_t)ctx->tape.drawn++;
 }
 
-/* A loss, an operator whose results it does not accept, and what it accepts. */
+/* Is the maker the operator of this name, or, if name is NULL, an activation of hidden layers? */
+static int mixpi_is_made_by(const mixp_call *maker, const char *name) {
+    static const char activations[] =
+        " softmax sigmoid relu tanh gelu gelu_tanh silu elu leaky_relu prelu softplus ";
+    char word[64];
+    if (name) return strcmp(maker->op->name, name) == 0;
+    snprintf(word, sizeof word, " %s ", maker->op->name);
+    return strstr(activations, word) != NULL;
+}
+
+/* A loss, an operator (NULL: each activation) whose results it does not accept, and what it
+ * accepts. */
 typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistaken;
 
 /* Warns if x of a loss comes from an operator whose results are of the wrong kind: the loss would
  * be finite, but wrong. */
 static void mixpi_warn_of_maker(mixp_call *c) {
     static const char logs[] = "log-probabilities: use mixp_log_softmax";
+    static const char any[] = "logits of either sign and any size: leave out the activation";
     static const mixpi_mistaken rows[] = { { "cross_entropy", "softmax",
                                                "logits: it computes the softmax itself" },
         { "bce_with_logits", "sigmoid", "logits: it computes the sigmoid itself" },
-        { "nll", "softmax", logs }, { "nll", "linear", logs }, { "kl_div", "softmax", logs },
-        { "kl_div", "linear", logs } };
+        { "cross_entropy", NULL, any }, { "bce_with_logits", NULL, any }, { "nll", "linear", logs },
+        { "nll", NULL, logs }, { "kl_div", "linear", logs }, { "kl_div", NULL, logs } };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
     if (!maker) return;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
+        if (strcmp(rows[i].loss, c->op->name) == 0 && mixpi_is_made_by(maker, rows[i].maker))
             mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s expects %s",
                 rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
 }

@@ -96,9 +96,34 @@ static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
     return mixpi_factors_ask(opt, who);
 }
 
+/* Warns, at the second step, if all rates are 0: a rise from 0 is over by then. */
+static void mixpi_warn_of_no_rate(const mixp_optimizer *opt) {
+    for (int g = 0; g < opt->plan.n_groups; g++)
+        if (opt->plan.groups[g].lr > 0.0) return;
+    mixpi_warn(opt->ctx,
+        "the learning rate of an optimizer is 0, so its weights stay as they are: set lr, and "
+        "write 1.0 / 1000, because 1/1000 is 0 in C");
+}
+
+/* Warns, at the fourth step, of a parameter that no walk has reached. */
+static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixpi_slot *slot = &opt->slot[i];
+        if (slot->grad || slot->from || slot->param->own.grad || !slot->param->requires_grad)
+            continue;
+        mixpi_warn(opt->ctx,
+            "the parameter '%.60s' has had no gradient in the first steps of its optimizer: no "
+            "loss depends on it. Was its variable set to another tensor? Use mixp_write to change "
+            "its values, and freeze what is not used",
+            slot->param->name);
+    }
+}
+
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     MIXPI_TRY(mixpi_need_begin(opt, who));
+    if (opt->stepped == 1) mixpi_warn_of_no_rate(opt);
+    if (opt->stepped == 3) mixpi_warn_of_unreached(opt);
 
     /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
     for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
@@ -196,6 +221,10 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
             "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY only measures",
             max_norm);
+    if (!(max_norm > 0.0))
+        mixpi_warn(opt->ctx,
+            "mixp_clip_grad_norm: max_norm is 0, so all gradients become 0: pass the largest norm "
+            "to allow, such as 1.0, or INFINITY to measure only");
     mixp_result r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
 

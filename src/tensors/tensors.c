@@ -128,7 +128,8 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     return t;
 }
 
-/* Reports a loop that makes a permanent tensor in every step, before memory runs out. */
+/* Reports a loop that makes a permanent tensor, a scaler or an optimizer in every step, before
+ * memory runs out. */
 static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const char *name) {
     int trained = ctx->generation == ctx->made.in + 1 && ctx->training.updated_in == ctx->made.in;
     int runs = trained ? ctx->made.runs + 1 : 0;
@@ -137,9 +138,11 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
     ctx->made.runs = runs;
     if (runs < 3) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-        "%s '%s': four training steps in a row have created one; parameters and views live as long "
-        "as the context: create them once, before the loop, and create batches with mixp_input",
-        who, name ? name : "");
+        "%s%s%s%s: four training steps in a row have created a parameter, view, scaler or "
+        "optimizer: "
+        "create each once, before the loop, because a new one starts from nothing, and create "
+        "batches with mixp_input",
+        who, name ? " '" : "", name ? name : "", name ? "'" : "");
 }
 
 static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {

@@ -28,6 +28,7 @@ static void t5_make(session *s, int form) {
     m->minus_inf = -INFINITY;
     m->emb = matrix(s, "emb", T5_VOCAB, T5_WIDTH, 1);
     m->bias = matrix(s, "relative", 2 * T5_TIME - 1, 1, 0.1);
+    if (form == T5_FUSED) mixp_tensor_set_requires_grad(m->bias, 0);   /* it has no use there */
     for (int i = 0; i < 3; i++) {               /* the encoder's, the decoder's, those across        */
         m->q[i] = layer(s, i, "q", T5_WIDTH, T5_WIDTH, 0.1);
         m->k[i] = layer(s, i, "k", T5_WIDTH, T5_WIDTH, 0.25);

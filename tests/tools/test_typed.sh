@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_typed.sh - a pointer of another type in a typed entry is a warning in C and an error in C++; each entry of each
-# type gives the dtype in its name.
+# type gives the dtype in its name. A semicolon after a block's macro is a warning.
 # SPDX-License-Identifier: MIT OR Unlicense
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/check.sh
@@ -30,5 +30,12 @@ for entry in $entries; do
     cp "$tmp/all" "$tmp/p.c"
     cp "$tmp/all" "$tmp/p.cpp"
     check "mixp_${name}_... of the right type: no word" silent
+done
+
+# clang warns by itself (-Wempty-body), gcc with -Wall (-Wmisleading-indentation).
+block_says() { $CC -std=c99 -Wall -I. -fsyntax-only "$tmp/p.c" 2>"$tmp/said"; grep -q 'empty-body\|misleading-indentation' "$tmp/said"; }
+for block in 'MIXP_AUTOCAST(c, MIXP_F16)' 'MIXP_NO_GRAD(c)' 'MIXP_SCOPE(c, "h")'; do
+    printf '#include "mixprec.h"\nvoid f(mixp_context *c);\nvoid f(mixp_context *c) {\n    %s;\n    { f(c); }\n}\n' "$block" >"$tmp/p.c"
+    check "the compiler warns of $block;" block_says
 done
 report

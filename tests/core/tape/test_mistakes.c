@@ -629,6 +629,45 @@ static void state_of_another_kind(model *m) {
     remove(saved_path());
 }
 
+/* One and the same loss, by each pair of ways to walk it back. */
+static void loss_by_itself_then_scaled(model *m) {
+    mixp_tensor *loss = loss_of(m);
+    mixp_backward(m->ctx, loss);
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+}
+static void loss_scaled_then_by_itself(model *m) {
+    mixp_tensor *loss = loss_of(m);
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+    mixp_backward(m->ctx, loss);
+}
+static void loss_scaled_for_each_walk(model *m) {
+    mixp_tensor *loss = loss_of(m);
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+}
+/* Steps that make what is to be made once. */
+static void made_in_the_loop(model *m, int scaler, int optimizer, int freed) {
+    for (int i = 0; i < 6; i++) {
+        mixp_optimizer *old = m->opt;
+        mixp_scaler *last = m->scaler;
+        mixp_step_begin(m->ctx);
+        if (optimizer && freed) mixp_optimizer_free(old);
+        if (scaler && freed) mixp_scaler_free(last);
+        if (scaler) m->scaler = mixp_scaler_new(m->ctx, NULL);
+        if (optimizer) m->opt = mixp_optimizer_new(m->ctx, NULL);
+        if (optimizer) mixp_optimizer_add(m->opt, m->w, NULL);
+        if (optimizer) mixp_optimizer_add(m->opt, m->b, NULL);
+        mixp_zero_grad(m->opt);
+        backward(m);
+        step(m);
+    }
+}
+static void scaler_in_every_step(model *m) { made_in_the_loop(m, 1, 0, 0); }
+static void scaler_freed_in_every_step(model *m) { made_in_the_loop(m, 1, 0, 1); }
+static void optimizer_in_every_step(model *m) { made_in_the_loop(m, 0, 1, 0); }
+static void optimizer_freed_in_every_step(model *m) { made_in_the_loop(m, 0, 1, 1); }
+static void both_in_every_step(model *m) { made_in_the_loop(m, 1, 1, 1); }
+
 typedef struct mistake {
     const char *name;
     void      (*make)(model *m);
@@ -750,13 +789,21 @@ static const mistake mistakes[] = {
     MISTAKE(filled_beyond_f16, ARGUMENT, "beyond the range of f16"),
     MISTAKE(unscaled_after_each_batch, ORDER, "after the last mixp_backward of the step"),
     MISTAKE(block_that_begins_a_step, ORDER, "the block called mixp_step_begin"),
-    MISTAKE(state_of_another_kind, SHAPE, "mixp_checkpoint_load_weights")
+    MISTAKE(state_of_another_kind, SHAPE, "mixp_checkpoint_load_weights"),
+    MISTAKE(loss_by_itself_then_scaled, ORDER, "already called on this loss"),
+    MISTAKE(loss_scaled_then_by_itself, ORDER, "already called on this loss"),
+    MISTAKE(loss_scaled_for_each_walk, ORDER, "already called on this loss"),
+    MISTAKE(scaler_in_every_step, ORDER, "mixp_scaler_new: four training steps"),
+    MISTAKE(scaler_freed_in_every_step, ORDER, "once, before the loop"),
+    MISTAKE(optimizer_in_every_step, ORDER, "mixp_optimizer_new: four training steps"),
+    MISTAKE(optimizer_freed_in_every_step, ORDER, "starts from nothing"),
+    MISTAKE(both_in_every_step, ORDER, "once, before the loop")
 };
 
 /* Each in a context of its own; and the error callback hears what the context keeps. */
 static void test_told(void) {
     const size_t n = sizeof mistakes / sizeof mistakes[0];
-    CHECK(n >= 104);
+    CHECK(n >= 112);
     for (size_t i = 0; i < n; i++) {
         model m = model_open();
         const char *text = "";
@@ -866,6 +913,70 @@ static void group_behind_its_parameters(model *m) { grouped(m, 1, 0); }
 static void groups_with_parameters(model *m) { grouped(m, 1, 1); }
 static void all_behind_group_0(model *m) { grouped(m, 0, 1); }
 
+/* Logits behind an activation: softmax computes with differences of any sign. */
+static mixp_tensor *activated(model *m, mixp_tensor *(*f)(mixp_context *, mixp_tensor *))
+{ return f(m->ctx, logits_of(m)); }
+static void entropy_of(model *m, mixp_tensor *(*f)(mixp_context *, mixp_tensor *))
+{ mixp_cross_entropy(m->ctx, activated(m, f), targets(m), MIXP_IGNORE); }
+static void entropy_of_relu(model *m) { entropy_of(m, mixp_relu); }
+static void entropy_of_tanh(model *m) { entropy_of(m, mixp_tanh); }
+static void entropy_of_sigmoid(model *m) { entropy_of(m, mixp_sigmoid); }
+static void smooth_entropy_of_relu(model *m) {
+    mixp_cross_entropy_smooth(m->ctx, activated(m, mixp_relu), targets(m), MIXP_IGNORE, 0.1f);
+}
+static void bce_of_relu(model *m)
+{ mixp_bce_with_logits(m->ctx, activated(m, mixp_relu), mixp_detach(m->ctx, soft(m))); }
+static void nll_of_relu(model *m) { mixp_nll(m->ctx, activated(m, mixp_relu), targets(m), MIXP_IGNORE); }
+static void entropy_of_capped_logits(model *m) {
+    mixp_tensor *x = mixp_tanh(m->ctx, mixp_scale(m->ctx, logits_of(m), 1.0f / 30.0f));
+    mixp_cross_entropy(m->ctx, mixp_scale(m->ctx, x, 30.0f), targets(m), MIXP_IGNORE);
+}
+static void mse_of_relu(model *m) { mixp_mse(m->ctx, activated(m, mixp_relu), mixp_detach(m->ctx, soft(m))); }
+
+/* Steps of a loop with one thing wrong in it, or nothing. */
+typedef struct loop {
+    int   steps, regions;       /* regions of f16 before the model: 1 = empty, 2 = around it */
+    float lr, late_lr, clip;
+    int   clips, overwritten, frozen, unscaled;
+} loop;
+static void looped(model *m, loop l) {
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    sgd.lr = (double)l.lr;
+    m->opt = mixp_optimizer_new(m->ctx, &sgd);
+    mixp_optimizer_add(m->opt, m->w, NULL);
+    mixp_optimizer_add(m->opt, m->b, NULL);
+    if (l.frozen) mixp_tensor_set_requires_grad(m->w, 0);
+    for (int i = 0; i < l.steps; i++) {
+        mixp_tensor *w = m->w, *loss;
+        mixp_step_begin(m->ctx);
+        mixp_zero_grad(m->opt);
+        if (i) mixp_optimizer_set_lr(m->opt, (double)(l.late_lr != 0.0f ? l.late_lr : l.lr));
+        if (l.overwritten) w = mixp_input(m->ctx, MIXP_F32, 2, weights, numbers);
+        if (l.regions) mixpi_autocast_enter(m->ctx, MIXP_F16);
+        if (l.regions == 1) mixpi_autocast_leave(m->ctx);
+        loss = mixp_cross_entropy(m->ctx, mixp_linear(m->ctx, input(m), w, m->b), targets(m), MIXP_IGNORE);
+        if (l.regions == 2) mixpi_autocast_leave(m->ctx);
+        mixp_backward(m->ctx, l.unscaled ? loss : mixp_scaler_scale(m->scaler, loss));
+        if (l.clips) mixp_scaler_unscale(m->scaler, m->opt);
+        if (l.clips) mixp_clip_grad_norm(m->opt, (double)l.clip);
+        if (l.unscaled) mixp_optimizer_step(m->opt);
+        else step(m);
+    }
+}
+static const loop sound = { 6, 2, 0.01f, 0.0f, 1.0f, 0, 0, 0, 0 };
+#define LOOPED(name, change) static void name(model *m) { loop l = sound; change; looped(m, l); }
+LOOPED(loop_that_is_sound, l.clips = 1)
+LOOPED(loop_beside_its_region, l.regions = 1)
+LOOPED(loop_without_a_region, l.regions = 0)
+LOOPED(rate_of_integers, l.lr = 1 / 1000)
+LOOPED(rate_of_integers_without_a_scaler, l.lr = 1 / 1000; l.unscaled = 1; l.regions = 0)
+LOOPED(rate_that_rises_from_0, l.lr = 0.0f; l.late_lr = 0.1f)
+LOOPED(clip_of_integers, l.clips = 1; l.clip = 1 / 2)
+LOOPED(clip_that_measures, l.clips = 1; l.clip = HUGE_VALF)
+LOOPED(weight_overwritten, l.overwritten = 1)
+LOOPED(weight_overwritten_without_a_scaler, l.overwritten = l.unscaled = 1; l.regions = 0)
+LOOPED(weight_that_is_frozen, l.frozen = 1)
+
 typedef struct suspicion {
     const char *name;
     void      (*make)(model *m);
@@ -900,7 +1011,26 @@ static const suspicion suspicions[] = {
     { "attention_that_trains", attention_that_trains, NULL },
     { "group_behind_its_parameters", group_behind_its_parameters, "group 1 of an optimizer" },
     { "groups_with_parameters", groups_with_parameters, NULL },
-    { "all_behind_group_0", all_behind_group_0, NULL }
+    { "all_behind_group_0", all_behind_group_0, NULL },
+    { "entropy_of_relu", entropy_of_relu, "leave out the activation" },
+    { "entropy_of_tanh", entropy_of_tanh, "leave out the activation" },
+    { "entropy_of_sigmoid", entropy_of_sigmoid, "leave out the activation" },
+    { "smooth_entropy_of_relu", smooth_entropy_of_relu, "leave out the activation" },
+    { "bce_of_relu", bce_of_relu, "leave out the activation" },
+    { "nll_of_relu", nll_of_relu, "use mixp_log_softmax" },
+    { "entropy_of_capped_logits", entropy_of_capped_logits, NULL },
+    { "mse_of_relu", mse_of_relu, NULL },
+    { "loop_that_is_sound", loop_that_is_sound, NULL },
+    { "loop_beside_its_region", loop_beside_its_region, "A semicolon after MIXP_AUTOCAST" },
+    { "loop_without_a_region", loop_without_a_region, NULL },
+    { "rate_of_integers", rate_of_integers, "1/1000 is 0 in C" },
+    { "rate_of_integers_without_a_scaler", rate_of_integers_without_a_scaler, "1/1000 is 0 in C" },
+    { "rate_that_rises_from_0", rate_that_rises_from_0, NULL },
+    { "clip_of_integers", clip_of_integers, "max_norm is 0" },
+    { "clip_that_measures", clip_that_measures, NULL },
+    { "weight_overwritten", weight_overwritten, "'fc.w' has had no gradient" },
+    { "weight_overwritten_without_a_scaler", weight_overwritten_without_a_scaler, "'fc.w' has had no gradient" },
+    { "weight_that_is_frozen", weight_that_is_frozen, NULL }
 };
 
 /* A warning each, or none; never an error. */
