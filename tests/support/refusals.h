@@ -78,10 +78,11 @@ static mixp_result far_download(const mixp_exec *x, void *host, const void *devi
     return MIXP_OK;
 }
 
+static const mixp_device *first_cpu;    /* kept, because each call of mixp_cpu asks AMX for known answers */
 #define REFUSED_WRAP(group, kernel, words, parameters, arguments)                                \
     static mixp_result refused_##kernel parameters {                                             \
-        if (refuses_call(#kernel)) return MIXP_ERR_DEVICE;                                            \
-        return mixp_cpu()->kernels->kernel arguments;                                            \
+        if (refuses_call(#kernel)) return MIXP_ERR_DEVICE;                                       \
+        return first_cpu->kernels->kernel arguments;                                             \
     }
 PROFILE_KERNELS(REFUSED_WRAP)
 
@@ -90,7 +91,8 @@ static mixp_device  device;
 
 /* far: host and device memory are apart. */
 static void device_make(int far) {
-    device = *mixp_cpu();
+    if (!first_cpu) first_cpu = mixp_cpu();
+    device = *first_cpu;
     kernels = *device.kernels;
 #define REFUSED_PUT(group, kernel, words, parameters, arguments)                                 \
     if (kernels.kernel) kernels.kernel = refused_##kernel;
