@@ -6622,9 +6622,9 @@ typedef enum mixp_skip_reason {
                                    buffer Inf or NaN: see BUFFERS                       */
 } mixp_skip_reason;
 
-/* Origin of the first non-finite value of a skipped step. A guard finds the origin: see WATCH. */
+/* Origin of the first non-finite value of a step. A guard finds the origin: see WATCH. */
 typedef enum mixp_origin {
-    MIXP_ORIGIN_UNKNOWN,        /* no guard, or the step was not sampled: the next step is */
+    MIXP_ORIGIN_UNKNOWN,        /* in a gradient; no guard sampled the step */
     MIXP_ORIGIN_FORWARD,        /* `site` stored it, though its inputs were finite */
     MIXP_ORIGIN_BACKWARD,       /* in a gradient of `site`: the loss scale is too large */
     MIXP_ORIGIN_UNSCALE,        /* it arose only when the gradients were unscaled */
@@ -6633,10 +6633,11 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. Values that the
                                    program computed before and reads again, such as a cache of keys
                                    and values, also count, unless in a buffer           */
-    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite, or a buffer became
-                                   so; a guard would find the site */
+    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass, which no guard sampled: the loss is not
+                                   finite, or a buffer became so */
     MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
                                    of -Inf over a whole row */
+    MIXP_ORIGIN_NONE,           /* no value was Inf or NaN, as in most applied steps */
     MIXP_ORIGIN_COUNT
 } mixp_origin;
 
@@ -34873,8 +34874,9 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 /* --- the verdict, and the update ------------------------------------------------------------ */
 
 MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
-    static const char *const texts[] = { "unknown: start a guard to find it; if one is on, it did "
-                                         "not sample this step, and samples the next step",
+    static const char *const texts[] = {
+        "a gradient is not finite, but the loss is: often the loss scale was too large, and it was "
+        "lowered. If skips continue, start a guard: it names the operator in the next step",
         "an operator's result overflowed its dtype: not a scaling problem; with a guard, the site "
         "falls back to f32",
         "a gradient overflowed: the loss scale was too large and was lowered",
@@ -34885,10 +34887,13 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
         "a smaller learning rate",
         "the batch contains Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite, or a buffer became so: not a scaling problem; turn on a guard to "
-        "find the first bad site",
+        "the loss is not finite, or a buffer became so: not a scaling problem. Look for NaN and "
+        "Inf in this step's batch. A guard names the first bad operator of a step that it samples: "
+        "turn it on, and repeat the step with mixp_retry",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
-        "problem; leave a score of each row unmasked, or mask with a finite number" };
+        "problem; leave a score of each row unmasked, or mask with a finite number",
+        "none: no value was Inf or NaN. If the step was skipped, the verdict's reason says why"
+    };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
 }
@@ -34919,6 +34924,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     memset(&s, 0, sizeof s);
     v.site = "";
     v.bad_rank = -1;
+    v.origin = MIXP_ORIGIN_NONE;
     if (!opt) return v;
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
@@ -34936,11 +34942,10 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
 
     /* Why it was skipped. A guard may know where the skip began. */
     v.loss_bad = s.loss_bad != 0;
-    const int is_watched = (mixpi_watched(opt->ctx) & MIXPI_WATCHED) != 0;
-    if (s.skip && is_watched) opt->ctx->watcher->origin(opt->ctx, &v);
     v.reason = mixpi_skip_reason(&s);
-    const int is_forward = v.loss_bad || v.reason == MIXP_SKIP_BUFFER;
-    if (s.skip && !is_watched && is_forward) v.origin = MIXP_ORIGIN_NO_GUARD;
+    if (v.reason == MIXP_SKIP_NON_FINITE) v.origin = MIXP_ORIGIN_UNKNOWN;
+    if (v.loss_bad || v.reason == MIXP_SKIP_BUFFER) v.origin = MIXP_ORIGIN_NO_GUARD;
+    if (s.skip && mixpi_watched(opt->ctx) & MIXPI_WATCHED) opt->ctx->watcher->origin(opt->ctx, &v);
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
@@ -35105,6 +35110,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     if (scaler->desc.disabled &&
         mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
         v.loss_bad = bad != 0;
+    if (v.loss_bad && v.origin == MIXP_ORIGIN_NONE) v.origin = MIXP_ORIGIN_NO_GUARD;
     int before = mixpi_enter(scaler->ctx);
     if (v.outcome == MIXP_STEP_APPLIED && v.loss_bad)
         mixpi_warn(scaler->ctx,
@@ -39963,7 +39969,8 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
         { "the loss is not finite, or a buffer became so", NULL,
             "Turn on a guard to find the first bad site" },
         { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
-            "Leave a score of each row unmasked, or mask with a finite number" }
+            "Leave a score of each row unmasked, or mask with a finite number" },
+        { "no value was Inf or NaN", NULL, "No action needed" }
     };
     MIXPI_STATIC_ASSERT(skip_words, sizeof words / sizeof words[0] == MIXP_ORIGIN_COUNT);
     return &words[(unsigned)origin < MIXP_ORIGIN_COUNT ? origin : MIXP_ORIGIN_UNKNOWN];
@@ -41628,7 +41635,7 @@ static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
 MIXPI_SELDOM
 static void mixpi_watch_origin(const mixp_context *ctx, mixp_verdict *v) {
     const mixpi_watch *w = ctx->watch;
-    v->origin = (mixp_origin)w->origin;
+    if (w->origin != MIXP_ORIGIN_UNKNOWN) v->origin = (mixp_origin)w->origin;
     if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
 }
 

@@ -1936,9 +1936,6 @@ static void report_why(const mixp_verdict *v, char *text, size_t space) {
     else if (v->origin != MIXP_ORIGIN_UNKNOWN)
         report_format(text, space, "%s%s%.100s", mixp_origin_text(v->origin), at ? "; it began at " : "",
                  at ? v->site : "");
-    else if (v->loss_bad)
-        report_format(text, space, "the loss was not finite: a number left the range of its dtype in the forward "
-                 "pass. No loss scale prevents that. The guard looks for the site in the next step");
     else
         report_format(text, space, "%s in the gradient of %.120s. A dynamic loss scale causes "
                  "occasional skips. No action needed", v->bad_is_nan ? "NaN" : "Inf", gradient);
@@ -1966,7 +1963,7 @@ REPORT_API void report_verdict(report_file *log, double step, const mixp_verdict
     if (is_next && v->origin == MIXP_ORIGIN_FORWARD) report_skip_again(log, step, v->site);
     report_why(v, why, sizeof why);
     report_skip(log, step, why);
-    log->open = v->origin == MIXP_ORIGIN_UNKNOWN && v->loss_bad ? step : 0;
+    log->open = v->origin == MIXP_ORIGIN_NO_GUARD && v->loss_bad ? step : 0;
 }
 
 /* Logs a training step with the scaler's verdict. */

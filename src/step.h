@@ -102,9 +102,9 @@ typedef enum mixp_skip_reason {
                                    buffer Inf or NaN: see BUFFERS                       */
 } mixp_skip_reason;
 
-/* Origin of the first non-finite value of a skipped step. A guard finds the origin: see WATCH. */
+/* Origin of the first non-finite value of a step. A guard finds the origin: see WATCH. */
 typedef enum mixp_origin {
-    MIXP_ORIGIN_UNKNOWN,        /* no guard, or the step was not sampled: the next step is */
+    MIXP_ORIGIN_UNKNOWN,        /* in a gradient; no guard sampled the step */
     MIXP_ORIGIN_FORWARD,        /* `site` stored it, though its inputs were finite */
     MIXP_ORIGIN_BACKWARD,       /* in a gradient of `site`: the loss scale is too large */
     MIXP_ORIGIN_UNSCALE,        /* it arose only when the gradients were unscaled */
@@ -113,10 +113,11 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. Values that the
                                    program computed before and reads again, such as a cache of keys
                                    and values, also count, unless in a buffer           */
-    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite, or a buffer became
-                                   so; a guard would find the site */
+    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass, which no guard sampled: the loss is not
+                                   finite, or a buffer became so */
     MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
                                    of -Inf over a whole row */
+    MIXP_ORIGIN_NONE,           /* no value was Inf or NaN, as in most applied steps */
     MIXP_ORIGIN_COUNT
 } mixp_origin;
 

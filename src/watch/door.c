@@ -136,7 +136,7 @@ static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
 MIXPI_SELDOM
 static void mixpi_watch_origin(const mixp_context *ctx, mixp_verdict *v) {
     const mixpi_watch *w = ctx->watch;
-    v->origin = (mixp_origin)w->origin;
+    if (w->origin != MIXP_ORIGIN_UNKNOWN) v->origin = (mixp_origin)w->origin;
     if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
 }
 

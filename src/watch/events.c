@@ -162,7 +162,8 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
         { "the loss is not finite, or a buffer became so", NULL,
             "Turn on a guard to find the first bad site" },
         { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
-            "Leave a score of each row unmasked, or mask with a finite number" }
+            "Leave a score of each row unmasked, or mask with a finite number" },
+        { "no value was Inf or NaN", NULL, "No action needed" }
     };
     MIXPI_STATIC_ASSERT(skip_words, sizeof words / sizeof words[0] == MIXP_ORIGIN_COUNT);
     return &words[(unsigned)origin < MIXP_ORIGIN_COUNT ? origin : MIXP_ORIGIN_UNKNOWN];

@@ -1191,6 +1191,7 @@ static void test_bad_loss_at_once(void) {
     v = mixp_scaler_verdict(m.scaler);
     CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
     CHECK_INT(v.loss_bad, 0);
+    CHECK_TEXT(mixp_origin_text(v.origin), "no value was Inf or NaN");
 
     mixp_step_begin(m.ctx);             /* gradients that overflow in a finite loss are not its */
     mixp_zero_grad(m.opt);
@@ -1202,6 +1203,27 @@ static void test_bad_loss_at_once(void) {
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(v.loss_bad, 0);
     CHECK_INT(v.origin, MIXP_ORIGIN_UNKNOWN);
+    mixp_context_free(m.ctx);
+}
+
+/* A NaN in the data of a step that the guard does not sample, then in one that it samples. */
+static void test_bad_data_under_a_guard(void) {
+    static const char *const part[7] = { "none", "none", "none", "repeat the step with mixp_retry",
+                                         "the batch contains Inf or NaN", "none", "none" };
+    model m = model_open();
+    mixp_guard_desc g;
+    memset(&g, 0, sizeof g);
+    g.every = 64;
+    CHECK_INT(mixp_guard_start(m.ctx, &g), MIXP_OK);
+    for (int i = 0; i < 7; i++) {
+        mixp_step_begin(m.ctx);
+        mixp_zero_grad(m.opt);
+        numbers[17] = i == 3 || i == 4 ? NAN : 0.5f;
+        backward(&m);
+        step(&m);
+        CHECK_INT(mixp_scaler_verdict(m.scaler).outcome, i == 3 || i == 4 ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+        CHECK_TEXT(mixp_origin_text(mixp_scaler_verdict(m.scaler).origin), part[i]);
+    }
     mixp_context_free(m.ctx);
 }
 
@@ -1316,6 +1338,7 @@ int main(void) {
     RUN(test_verdict_of_a_disabled_scaler);
     RUN(test_bad_loss_of_a_disabled_scaler);
     RUN(test_bad_loss_at_once);
+    RUN(test_bad_data_under_a_guard);
     RUN(test_sign_of_a_forgotten_zero_grad);
     RUN(test_sign_of_a_missing_touch);
     RUN(test_sign_of_a_missing_touch_beside_a_master);

@@ -927,11 +927,11 @@ static void test_origins(void) {
     small m = small_open(1024.0f, 1.0f);
     mixp_verdict v = small_step(&m);
     CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
-    CHECK_INT(v.origin, MIXP_ORIGIN_UNKNOWN);
+    CHECK_INT(v.origin, MIXP_ORIGIN_NONE);
     m.x[5] = mixp_f32_of_bits(0x7F800000u);             /* not sampled: nobody knows yet */
     v = small_step(&m);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
-    CHECK_INT(v.origin, MIXP_ORIGIN_UNKNOWN);
+    CHECK_INT(v.origin, MIXP_ORIGIN_NO_GUARD);
     CHECK_INT(mixp_retry(m.scaler, 2), 1);
     v = small_step(&m);
     CHECK_INT(v.origin, MIXP_ORIGIN_INPUT);

@@ -101,7 +101,8 @@ static void test_sentences_of_skips(void) {
         { "a weight or a buffer of 'h.3: linear' is not finite. Resume from a checkpoint", "a weight or a buffer of a site is not finite." },
         { "the batch that 'h.3: linear' reads contains Inf or NaN. Look at the data.", "the batch that a site reads " },
         { "the loss is not finite, or a buffer became so. Turn on a guard", "the loss is not finite, or a buffer became so." },
-        { "the result of 'h.3: linear' is not finite because the program wrote Inf, such as", "the result of a site is" } };
+        { "the result of 'h.3: linear' is not finite because the program wrote Inf, such as", "the result of a site is" },
+        { "no value was Inf or NaN. No action needed", "no value was Inf or NaN" } };
     char text[400], expected[400];
     for (int i = 0; i < MIXP_ORIGIN_COUNT; i++) {
         mixp_event e = event_of(MIXP_EVENT_SKIP, i ? "h.3: linear" : "", (mixp_origin)i);
