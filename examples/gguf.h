@@ -115,12 +115,12 @@ static inline void gguf_turn(float *to, const float *from, int64_t rows, int64_t
     }
 }
 
-static inline void gguf_turn_back(float *to, const float *from, int64_t rows, int64_t cols,
+static inline void gguf_turn_back(void *to, const void *from, int64_t rows, size_t row_bytes,
                                   int64_t heads) {
     int64_t d = rows / heads;
     for (int64_t r = 0; r < rows; r++) {
         int64_t k = r % d, there = r - k + (k < d / 2 ? 2 * k : 2 * (k - d / 2) + 1);
-        memcpy(to + r * cols, from + there * cols, (size_t)cols * sizeof *to);
+        memcpy((char *)to + (size_t)r * row_bytes, (const char *)from + (size_t)there * row_bytes, row_bytes);
     }
 }
 

@@ -31,9 +31,10 @@
 
 /* ---- Weights --------------------------------------------------------------------------- */
 
-/* y = x w' + b + scale (x a') b'; b NULL: no bias; a NULL: no adapter. */
+/* y = x w' + bias + scale (x a') b'; bias NULL: no bias; a NULL: no adapter; scales: w has codes, see llama_codes.h. */
 typedef struct layer {
     mixp_tensor *w, *bias, *a, *b;
+    void        *scales;
 } layer;
 
 static const char *const linear_names[] = { "self_attn.q_proj", "self_attn.k_proj",
@@ -62,6 +63,10 @@ static struct model {
     float              lora_scale;
     int64_t            rank;  /* rank of the adapters; 0: the model has no adapters */
     struct kv_cache   *cache; /* NULL while training */
+    mixp_tensor      **coded;   /* the matrices that are kept as codes: see llama_codes.h */
+    int64_t            n_coded;
+    double             code_bytes;
+    mixp_out           decoded; /* memory for one decoded matrix */
     weight_files       files;
     gguf              *gguf; /* NULL: the weights are in `files` */
     uint64_t           base_hash; /* of samples of all weights in the file */
@@ -85,6 +90,7 @@ static void check(const char *doing) {
 #include "trainer/llama_cache.h"
 #include "trainer/llama_lora.h"
 #include "trainer/llama_files.h"
+#include "trainer/llama_codes.h"
 
 static mixp_tensor *load_named(const char *name, int64_t rows, int64_t cols) {
     return load(dtype_of(name, cols > 0), rows, cols, name);
@@ -96,6 +102,14 @@ static mixp_tensor *load_part(int64_t i, const char *part, const char *of, int64
     return load_named(name, rows, cols);
 }
 
+/* The matrix of a linear layer of block i: values, or codes where its rows divide into blocks. */
+static void load_matrix(layer *l, int64_t i, const char *part, int64_t rows, int64_t cols) {
+    char name[96];
+    snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)i, part);
+    if (opt.frozen && cols % GGUF_BLOCK == 0) load_codes(l, name, rows, cols);
+    else l->w = load_named(name, rows, cols);
+}
+
 static void load_block(block *b, int64_t i) {
     int64_t q = cfg.heads * cfg.head_dim, kv = cfg.kv_heads * cfg.head_dim, w = cfg.width,
             in = cfg.inner;
@@ -104,7 +118,7 @@ static void load_block(block *b, int64_t i) {
     b->norm1 = load_part(i, "input_layernorm", "weight", w, 0);
     b->norm2 = load_part(i, "post_attention_layernorm", "weight", w, 0);
     for (int k = 0; k < LINEARS; k++) {
-        b->linear[k].w = load_part(i, linear_names[k], "weight", shape[k][0], shape[k][1]);
+        load_matrix(&b->linear[k], i, linear_names[k], shape[k][0], shape[k][1]);
         if (k < O ? cfg.attention_bias : k == O ? cfg.out_bias : cfg.mlp_bias)
             b->linear[k].bias = load_part(i, linear_names[k], "bias", shape[k][0], 0);
     }
@@ -113,6 +127,7 @@ static void load_block(block *b, int64_t i) {
 static void load_model(void) {
     m.blocks = (block *)calloc((size_t)cfg.layers, sizeof *m.blocks);
     if (!m.blocks) die(1, "out of memory");
+    if (opt.frozen) make_decoded();
     m.tokens = m.head = load_named("model.embed_tokens.weight", cfg.vocab, cfg.width);
     for (int64_t i = 0; i < cfg.layers; i++) load_block(&m.blocks[i], i);
     m.norm = load_named("model.norm.weight", cfg.width, 0);
@@ -143,7 +158,7 @@ static void make_model(const mixp_device *device) {
 
 /* LoRA's scale is applied where the tensor is narrow. */
 static mixp_tensor *linear(mixp_tensor *x, const layer *l) {
-    mixp_tensor *y = mixp_linear(m.ctx, x, l->w, l->bias), *low;
+    mixp_tensor *y = l->scales ? linear_of_codes(x, l) : mixp_linear(m.ctx, x, l->w, l->bias), *low;
     if (!l->a) return y;
     low = mixp_scale(m.ctx, mixp_linear(m.ctx, x, l->a, NULL), m.lora_scale);
     return mixp_add(m.ctx, y, mixp_linear(m.ctx, low, l->b, NULL));

@@ -222,6 +222,17 @@ static const mixp_st_entry *find_entry(const char *parameter, const char **path)
     return gguf_name(parameter, name) ? gguf_find(m.gguf, name) : NULL;
 }
 
+/* Tensor i of the model and its adapters: the matrices that are codes, then the parameters. NULL past the last. */
+static mixp_tensor *tensor_at(int64_t i) {
+    return i < m.n_coded ? m.coded[i] : mixp_context_param(m.ctx, i - m.n_coded);
+}
+
+static mixp_tensor *tensor_named(const char *name) {
+    mixp_tensor *t;
+    for (int64_t i = 0; (t = tensor_at(i)) != NULL && strcmp(t->name, name) != 0; i++) {}
+    return t;
+}
+
 /* Is each value of a tensor of the file finite in f16? */
 static int fits_f16(const mixp_st_entry *e) {
     size_t      size = mixp_dtype_size(e->dtype);
@@ -281,7 +292,7 @@ static void read_values(const mixp_tensor *t, float *to) {
     }
     turned = (float *)rows_memory(NULL, (size_t)t->count, sizeof *turned);
     gguf_values(e, turned, t->count);
-    gguf_turn_back(to, turned, t->shape[0], t->rank > 1 ? t->shape[1] : 1, turned_heads(t->name));
+    gguf_turn_back(to, turned, t->shape[0], (t->rank > 1 ? (size_t)t->shape[1] : 1) * sizeof *to, turned_heads(t->name));
     free(turned);
 }
 
@@ -332,15 +343,15 @@ static void check_extra(void) {
     for (uint64_t i = 0; m.gguf && i < m.gguf->n; i++) {
         char    name[GGUF_NAME] = "";
         int64_t k = 0;
-        for (mixp_tensor *t; (t = mixp_context_param(m.ctx, k)) != NULL; k++)
+        for (mixp_tensor *t; (t = tensor_at(k)) != NULL; k++)
             if (gguf_name(t->name, name) && strcmp(name, m.gguf->entries[i].name) == 0) break;
-        if (!mixp_context_param(m.ctx, k))
+        if (!tensor_at(k))
             die(1, "%s: %s has no place in the model", opt.model, m.gguf->entries[i].name);
     }
     for (int64_t k = 0; k < m.files.n; k++)
         for (int64_t i = 0; i < mixp_safetensors_count(m.files.files[k]); i++) {
             const char *name = mixp_safetensors_at(m.files.files[k], i)->name;
-            if (mixp_context_find(m.ctx, name) || strstr(name, "rotary_emb.inv_freq")) continue;
+            if (tensor_named(name) || strstr(name, "rotary_emb.inv_freq")) continue;
             if (cfg.tied && strcmp(name, "lm_head.weight") == 0) {
                 check_tied_head(m.files.paths[k], mixp_safetensors_at(m.files.files[k], i));
                 continue;
@@ -439,7 +450,7 @@ static void save_weights(const char *path) {
     int64_t                  n = 0, i = 0;
     mixp_st_entry           *entries = NULL;
     mixp_tensor             *t;
-    while ((t = mixp_context_param(m.ctx, i++)) != NULL) {
+    while ((t = tensor_at(i++)) != NULL) {
         float     *values;
         void      *rounded;
         mixp_dtype dtype;
@@ -639,7 +650,7 @@ static void save_gguf(const char *path) {
     put_rope(w, factors);
     gguf_put_tokenizer(w, data.words, data.json, cfg.vocab, usage.bos, usage.eos);
     put_usage(w);
-    for (int64_t i = 0; (t = mixp_context_param(m.ctx, i)) != NULL; i++)
+    for (int64_t i = 0; (t = tensor_at(i)) != NULL; i++)
         if (gguf_name(t->name, name)) gguf_put_tensor(w, name, type, t, turned_heads(t->name));
     if (gguf_write(w, path, error, sizeof error) != MIXP_OK) die(1, "%s", error);
     free(factors);

@@ -15,7 +15,7 @@ typedef struct run_options {
     const char *model, *tokenizer, *data, *val_data, *chat, *targets, *adapter, *out, *gguf, *gguf_type, *gguf_adapter, *prompt;
     char    device[16], isa[16], ranks[16];
     int64_t steps, batch, block, accumulate, total_batch, warmup, lora, val_rows, eval_every, log_every, save_every;
-    int64_t dtype, level, moments, masters, recompute, loss, guard, retry;
+    int64_t dtype, level, frozen, moments, masters, recompute, loss, guard, retry;
     int64_t merge, resume, overwrite, csv, quiet, graph, threads, shard, ordered, sample, top_k, seed, help, version;
     double  lr, decay, clip, alpha, temperature, top_p, rank_seconds;
 } config;
@@ -58,6 +58,8 @@ static const option options[] = {
     CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two moments are stored"),
     CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
                "with level 3 and bf16: how the master copy of a weight is stored"),
+    CHOICE_OPT("frozen", frozen, "dtype", "dtype|q8_0",
+               "with adapters, how the layers' matrices are stored: in --dtype, or in 8 bits as GGUF's Q8_0"),
     FLAG_OPT("recompute", recompute, "keep only each layer's input, and compute the layer again in backward: the same "
                                      "bits in less memory, for a second forward pass"),
     CHOICE_OPT("loss", loss, "auto", "auto|whole|chunks",
@@ -125,7 +127,8 @@ static const char *const option_hints[][2] = {
     {"model", "Name the model's folder or FILE.gguf without an option: llama MODEL"},
     {"bf16", "Give --dtype bf16"},
     {"fp16", "Give --dtype fp16"},
-    {"load-in-4bit", "A frozen matrix takes 16 bits here: leave it out"},
+    {"load-in-8bit", "Frozen matrices in 8 bits: --frozen q8_0"},
+    {"load-in-4bit", "Frozen matrices take 8 bits at least: --frozen q8_0"},
 };
 enum { N_HINTS = (int)(sizeof option_hints / sizeof option_hints[0]) };
 
@@ -155,6 +158,8 @@ static void check_options(void) {
     if (opt.val_data && opt.val_rows) die(2, "--val-data and --val-rows exclude each other");
     if (opt.level == 3 && is_lora())
         die(2, "--level 3 stores trained weights in 16 bits, and adapters are small: use --level 2");
+    if (opt.frozen && !is_lora())
+        die(2, "--frozen q8_0 is for matrices that are not trained: add --lora or --adapter");
     if (opt.level == 3 && opt.dtype == DTYPE_FP32) die(2, "--level 3 needs --dtype bf16 or fp16");
     if (opt.masters && (opt.level != 3 || opt.dtype != DTYPE_BF16))
         die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, or leave it out");

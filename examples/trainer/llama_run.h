@@ -125,9 +125,10 @@ static double measure_step(void) {
     make_optimizer();
     for (int i = 0; i < 2; i++) train_batch(zeros, zeros, opt.block, 0, 1);
     check("counting the memory of a step");
-    bytes = (double)mixp_context_memory(m.ctx).allocated;
+    bytes = (double)mixp_context_memory(m.ctx).allocated + m.code_bytes;
     mixp_context_free(m.ctx);
     free(m.blocks);
+    free(m.coded);
     free(zeros);
     m = before;
     opt = options_before;
@@ -137,13 +138,14 @@ static double measure_step(void) {
 /* The choices that save memory: an option, its value, and whether it is for this run. */
 static int try_saving(int i, const char **name) {
     static const char *const names[] = { "--recompute", "--level 2", "--moments 8bit",
-                                         "--level 3 --masters 8bit --moments 8bit" };
+                                         "--frozen q8_0", "--level 3 --masters 8bit --moments 8bit" };
     int whole = !is_lora(), low = m.dtype != MIXP_F32;
     *name = names[i];
     switch (i) {
     case 0: opt.recompute = !opt.recompute; return opt.recompute != 0;
     case 1: return low && opt.level < 2 && (opt.level = 2) != 0;
     case 2: return whole && !opt.moments && (opt.moments = MIXP_MOMENT_8BIT) != 0;
+    case 3: return !whole && !opt.frozen && (opt.frozen = 1) != 0;
     default:
         if (!whole || m.dtype != MIXP_BF16 || opt.masters) return 0;
         opt.level = 3;
@@ -157,7 +159,7 @@ static int try_saving(int i, const char **name) {
 static void tell_savings(double need, char *text, size_t space) {
     size_t n = 0;
     text[0] = '\0';
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         config      before = opt;
         const char *name;
         char        bytes[32];
@@ -201,8 +203,9 @@ static void describe_run(void) {
                      "block %lld", dtypes[opt.dtype], (long long)opt.level, (long long)opt.seed, (long long)opt.batch,
                      (long long)(opt.accumulate * ranks_of_run()), (long long)opt.block);
     if (is_lora())
-        snprintf(run_text + n, sizeof run_text - (size_t)n, ", adapters of rank %lld, scale %g, base %016llx",
-                 (long long)m.rank, (double)m.lora_scale, (unsigned long long)m.base_hash);
+        snprintf(run_text + n, sizeof run_text - (size_t)n, ", adapters of rank %lld, scale %g, base %016llx%s",
+                 (long long)m.rank, (double)m.lora_scale, (unsigned long long)m.base_hash,
+                 opt.frozen ? " as q8_0" : "");
 }
 
 /* Compares this command with what the checkpoint says. */
@@ -396,7 +399,8 @@ static void finish_run(int64_t trained, double tokens) {
            (long long)mixp_scaler_verdict(m.scaler).skipped);
     if (!opt.quiet)
         say_line("memory", "%s were taken on %s",
-                 bytes_text((double)mixp_context_memory(m.ctx).allocated, taken, sizeof taken), m.device_name);
+                 bytes_text((double)mixp_context_memory(m.ctx).allocated + m.code_bytes, taken, sizeof taken),
+                 m.device_name);
     if (!opt.quiet) tell_no_events(&m.run);
     if (!opt.quiet && m.run.best_step)
         say_line("best", "val %.6f at step %lld%s%s%s", m.run.best_val, (long long)m.run.best_step,

@@ -33,6 +33,7 @@ static const struct way {
     { "LoRA", "--lora 16" },
     { "LoRA, recompute", "--lora 16 --level 2 --recompute" },
     { "LoRA of all layers, recompute", "--lora 16 --targets *_proj --level 2 --recompute" },
+    { "the same, --frozen q8_0", "--lora 16 --targets *_proj --level 2 --recompute --frozen q8_0" },
 };
 
 static void choose_shape(const struct shape *s) {

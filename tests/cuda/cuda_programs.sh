@@ -120,7 +120,7 @@ if [ -x "$build/llama_sim" ] && [ -x "$build/test_llama" ]; then
     check 'llama: a model'                         model_of_llama
     check 'llama: what a GPU cannot hold is refused' refuses_llama 'a step needs about .* GiB, and the GPU has 79.0 GiB; with --recompute' \
         --device cuda --batch 4096 --block 32768
-    for kind in 'full bf16 1' 'full fp16 2 --recompute' 'lora bf16 2 --lora 2 --accumulate 2' 'lora fp16 1 --lora 2'; do
+    for kind in 'full bf16 1' 'full fp16 2 --recompute' 'lora bf16 2 --lora 2 --accumulate 2' 'codes bf16 1 --lora 2 --frozen q8_0' 'lora fp16 1 --lora 2'; do
         set -- $kind; what="$1 $2, level $3"; options="--guard off --retry 0 --dtype $2 --level $3"; shift 3
         check "llama, $what: trains"               tune gpu --device cuda --overwrite $options "$@"
         check "llama, $what: as planned"           as_planned gpu

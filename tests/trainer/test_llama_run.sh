@@ -77,6 +77,27 @@ check "--loss chunks trains"                    run 0 --steps 3 --loss chunks
 check "level 2, 16-bit states"                  run 0 --steps 3 --level 3 --masters 16bit --moments bf16
 check "chats of different lengths"              run 0 --data chats.jsonl --chat zephyr --block 128 --steps 6 --batch 3
 
+# --- frozen matrices as codes ----------------------------------------------------------------
+# With the codes of a file of Q8_0 and with their decoded values: the same adapters, samples and merged model. The
+# rows of down_proj do not divide into blocks.
+check "a file of Q8_0"                          run 0 --gguf q8.gguf --gguf-type q8_0
+of_codes() {
+    "$llama" q8.gguf --tokenizer model/tokenizer.json $common --steps 9 --sample 9 --lora 2 --targets '*_proj' --quiet --overwrite \
+        --out "codes_$1" --gguf "codes_$1.gguf" --frozen "$@" >"codes_$1.out" 2>err &&
+        "$llama" "codes_$1.gguf" --tokenizer model/tokenizer.json --sample 0 --gguf "again_$1.gguf" --gguf-type f32 # orders the tensors
+}
+for kind in '--dtype fp32' '--dtype bf16 --level 0' '--dtype bf16 --level 2 --recompute' '--dtype fp16 --guard off'; do
+    of_codes dtype $kind && of_codes q8_0 $kind
+    check "codes, $kind: the same adapters"     cmp codes_dtype/adapter_model.safetensors codes_q8_0/adapter_model.safetensors
+    check "codes, $kind: the same samples"      test "$(sed 's/ in .*s, //' codes_dtype.out)" = "$(sed 's/ in .*s, //' codes_q8_0.out)"
+    check "codes, $kind: the same merged model" cmp again_dtype.gguf again_q8_0.gguf
+done
+check "codes made of other values: nearly the same loss" sh -c "
+    for frozen in dtype q8_0; do '$llama' model $common --lora 2 --steps 1 --dtype fp32 --frozen \$frozen | sed -n 's/^step.*loss \([0-9.]*\).*/\1/p'; done >a
+    awk 'NR == 1 { x = \$1 } END { d = x - \$1; exit !(NR == 2 && d * d > 0 && d * d < 0.01 * x * x) }' a"
+check "codes: for a frozen model"               says 'add --lora or --adapter' 2 --steps 1 --frozen q8_0
+check "codes: a run continues with them"        says 'use the same options' 1 --out codes_q8_0 --resume --lora 2 --targets '*_proj' --steps 20
+
 # --- ranks -----------------------------------------------------------------------------------
 for kind in '' '--lora 2' '--shard states'; do
     rm -rf ranks*
