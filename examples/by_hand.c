@@ -50,6 +50,7 @@ static void matmul_backward(float *din, const float *dout, const float *in, int 
         }
 }
 
+/* The loss: one number, how wrong the network is; 0 = it names each next letter for sure. */
 static float forward(void) {
     float loss = 0.0f;
     for (int i = 0; i < ROWS * SEEN; i++)
@@ -68,6 +69,7 @@ static float forward(void) {
     return loss;
 }
 
+/* Backward: the gradient of each parameter, how the loss changes when that parameter grows. */
 static void backward(void) {
     for (int r = 0; r < ROWS; r++) dlogits[r * VOCAB + next[r]] -= 1.0f;
     for (int i = 0; i < ROWS * VOCAB; i++) dlogits[i] *= 1.0f / ROWS;
@@ -78,6 +80,7 @@ static void backward(void) {
         for (int j = 0; j < EMBED; j++) grad[TABLE][seen[i] * EMBED + j] += dx[i * EMBED + j];
 }
 
+/* The optimizer: moves each parameter a little against its gradient, so that the loss falls. */
 static void adamw(float *p, const float *g, float *m, float *v, int t) {
     const float lr = 1e-2f, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, decay = 0.01f;
     for (long i = 0; i < total; i++) {

@@ -51,6 +51,7 @@ static void matmul_backward(float *din, const float *dout, const float *in, int 
         }
 }
 
+/* The loss: one number, how wrong the network is; 0 = it names each next letter for sure. */
 static float forward(void) {
     float loss = 0.0f;
     for (int i = 0; i < ROWS * SEEN; i++)
@@ -69,6 +70,7 @@ static float forward(void) {
     return loss;
 }
 
+/* Backward: the gradient of each parameter, how the loss changes when that parameter grows. */
 static void backward(float loss_scale) {
     for (int r = 0; r < ROWS; r++) dlogits[r * VOCAB + next[r]] -= 1.0f;
     for (int i = 0; i < ROWS * VOCAB; i++) dlogits[i] *= loss_scale / ROWS;
