@@ -5452,16 +5452,14 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     sinh cosh erfinv            F32      x                    x
  *     power                       F32      a, b                 both          broadcasts
  *     atan2                       PROMOTE  a, b                 both          broadcasts
- *     addcdiv                     PROMOTE  x, a, b              all           broadcasts
  *     prelu                       LOW      x, w                 both          w: by channel
- *     einsum                      LOW      a, b                 both          sums, one product
  *     sum                         F32_OUT  x                    x
  *     mean                        KEEP     x                    x
  *     max min                     KEEP     x                    x             ties: first, or all
  *     argmax argmin               KEEP     x                    none          i32
- *     prod cumsum cumprod         F32_OUT  x                    x             computed in f32
+ *     prod cumsum                 F32_OUT  x                    x             computed in f32
  *     var std                     KEEP     x                    x             computed in f32
- *     logsumexp vector_norm norm  F32      x                    x
+ *     logsumexp vector_norm       F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
@@ -5474,7 +5472,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     masked_fill                 KEEP     x, mask              x             broadcasts
  *     eq ne gt ge lt le           KEEP     a, b                 none          u8; broadcast
  *     one_hot                     KEEP     ids                  none          of any dtype
- *     scatter_add scatter         PROMOTE  x, ids, src          x, src
+ *     scatter_add                 PROMOTE  x, ids, src          x, src
  *     index_add                   PROMOTE  x, ids, src          x, src
  *     topk sort                   KEEP     x                    x             and i32 indices
  *     full                        -        none                 none          a constant
@@ -5493,8 +5491,6 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     detach                      KEEP     x                    none
  *     permute flip expand pad     KEEP     x                    x
- *     roll tril triu              KEEP     x                    x
- *     searchsorted                KEEP     edges, values        none          i32
  *     concat stack                PROMOTE  any number           all
  *     slice split (_sizes)        KEEP     x                    x
  */
@@ -5671,21 +5667,9 @@ MIXPREC_API mixp_tensor *mixp_erfinv(mixp_context *ctx, mixp_tensor *x);
  * Both broadcast as NumPy does. */
 MIXPREC_API mixp_tensor *mixp_power(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_atan2(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* PROMOTE. x + value a / b, with NumPy's broadcasting. Runs mixp_div, mixp_scale and mixp_add. */
-MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
-                                      mixp_tensor *b, float value);
 /* LOW. x where x > 0, otherwise w x. w has one element, or w[channels] with the size of dimension 1
  * of x; otherwise MIXP_ERR_SHAPE. */
 MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w);
-/* LOW. The sum of products that an equation of letters describes, as "bhqd,bhkd->bhqk": one letter
- * for each dimension, at most 8 per operand. A letter that the result lacks is summed. Without "->"
- * the result has the letters that occur once, in alphabetical order. The function permutes and
- * reshapes both operands, and runs one mixp_matmul. A letter that only one operand has, and the
- * result lacks, is summed before, by mixp_sum. MIXP_ERR_ARGUMENT: the equation does not have two
- * operands, has a letter twice in one of them, or a letter of the result in none. MIXP_ERR_SHAPE:
- * the letters do not fit the shapes. */
-MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
-                                     mixp_tensor *b);
 
 /* dim: -rank..rank-1, or MIXP_ALL to reduce all elements to a scalar. keep 1 keeps the dimension
  * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
@@ -5717,23 +5701,12 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
                                   int keep);
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
-/* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
- * without a gradient. Orders Inf and -Inf are the largest and the smallest |x|, with the gradient
- * of mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
- * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. MIXP_ERR_SHAPE: 0 elements, and the order is
- * negative or Inf. */
-MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
-                                   int keep);
 
 /* F32_OUT. The product, computed in f32. The gradient of an element is the product of all others:
  * exact where elements are 0. */
 MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* F32_OUT. Element i along dim is the sum of elements 0 to i, computed in f32. */
 MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim);
-/* F32_OUT. Element i along dim is the product of elements 0 to i, computed in f32. The function
- * runs log2(n) products, n the size of dim, and each keeps a copy of x for the gradient. The
- * gradient does not divide by x. */
-MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim);
 
 /* F32_OUT. softmax: e^x / sum(e^x). log_softmax: its logarithm. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
@@ -5821,18 +5794,6 @@ MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int
                                           mixp_tensor *ids, mixp_tensor *src);
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src);
-/* PROMOTE. x, with element [.., ids[.., j, ..], ..] along dim replaced by src[.., j, ..]. Shapes
- * and errors are those of scatter_add. An element that ids name more than once becomes the sum of
- * its sources; in PyTorch it becomes any one of them. Runs two scatter_add and a masked_fill. */
-MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
-                                      mixp_tensor *src);
-/* KEEP. For each value the number of edges below it (right 1: below or equal): the index at which
- * the value keeps the ascending edges in order. A NaN is above all edges. edges[n] for values of
- * any shape, or edges[..., n] for values[..., m]. Result: i32, the shape of values, no gradient.
- * All edges are compared with all values: 5 n m bytes of memory. MIXP_ERR_SHAPE: shapes that do not
- * fit, more than 2^24 edges, values of rank MIXP_MAX_RANK. */
-MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
-                                           mixp_tensor *values, int right);
 /* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
  * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. For
@@ -6058,13 +6019,6 @@ MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int ran
 MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
                                      const int64_t *shape);
-/* KEEP. roll: shifts elements along dim, to higher indices if shift > 0; elements that leave at one
- * end enter at the other. roll joins two slices. tril, triu: x[..., rows, cols] with zeros where
- * col - row is above (triu: below) diagonal. They run mixp_masked_fill. MIXP_ERR_SHAPE: tril or
- * triu of a rank below 2, or of more than 2^24 rows or columns. */
-MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim);
-MIXPREC_API mixp_tensor *mixp_tril(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
-MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
 /* KEEP. x (u8 and i32 too) with `before` and `after` elements of value around it along dim; neither
  * is below 0. MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
@@ -7921,9 +7875,8 @@ static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
  * evenly, and moves src's densest axis to second to last. At least two axes remain. */
 static void mixpi_copy_axes(mixpi_axes *x) {
     const int64_t *d = x->s[0], *s = x->s[1];
-    int i, j, best;
-    for (i = 1; i < x->rank; i++)
-        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
+    for (int i = 1; i < x->rank; i++)
+        for (int j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
             mixpi_axes_swap(x, j, j - 1);
     mixpi_axes_join(x);
     if (x->rank == 1) {
@@ -7931,15 +7884,14 @@ static void mixpi_copy_axes(mixpi_axes *x) {
         x->n[0] = 1;
         x->rank = 2;
     }
-    best = x->rank - 2;
-    for (i = best - 1; i >= 0; i--)
+    int best = x->rank - 2;
+    for (int i = best - 1; i >= 0; i--)
         if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
     if (s[x->rank - 1] != 1) mixpi_axes_swap(x, best, x->rank - 2);
 }
 
 static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     size_t bytes = (size_t)k->rank * sizeof(int64_t);
-    int i, last;
     memset(c, 0, sizeof *c);
     c->dst = k->dst;
     c->src = k->src;
@@ -7953,7 +7905,7 @@ static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     mixpi_copy_axes(&c->axes);
 
     /* A tile is a run of memory, or a square if one side is strided. */
-    last = c->axes.rank - 1;
+    int last = c->axes.rank - 1;
     c->dense = c->axes.s[0][last] == 1 && c->axes.s[1][last] == 1;
     c->tile_cols = c->tile_rows = MIXPI_COPY_TILE;
     if (c->dense) {
@@ -7966,7 +7918,7 @@ static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     c->down = mixpi_ceil_div(c->axes.n[last - 1], c->tile_rows);
     c->across = mixpi_ceil_div(c->axes.n[last], c->tile_cols);
     c->tiles = c->down * c->across;
-    for (i = 0; i < last - 1; i++) c->tiles *= c->axes.n[i];
+    for (int i = 0; i < last - 1; i++) c->tiles *= c->axes.n[i];
 }
 
 /* Does copy have work? If not, *r is the error, or MIXP_OK if there is nothing to do. */
@@ -8228,22 +8180,21 @@ static void mixpi_axes_part(mixpi_axes *x) {
 /* Merges axes, then a short last axis with the axis before it, if possible. */
 static void mixpi_map_merge(mixpi_map *m) {
     mixpi_axes *x = &m->axes;
-    int k, last;
     mixpi_axes_join(x);
     mixpi_axes_part(x);
 
     m->width = MIXPI_BLOCK;
-    last = x->rank - 1;
+    int last = x->rank - 1;
     if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0)
         return;
-    for (k = 0; k < x->arrays; k++)
+    for (int k = 0; k < x->arrays; k++)
         if (!mixpi_axes_merge(x, k)) return;
 
     /* A short last axis that repeats becomes part of the axis before it. */
     m->period = x->n[last];
     m->width = MIXPI_BLOCK / m->period * m->period;
     x->n[last - 1] *= m->period;
-    for (k = 0; k < x->arrays; k++) {
+    for (int k = 0; k < x->arrays; k++) {
         m->periodic[k] = x->s[k][last] == 1 && x->s[k][last - 1] == 0;
         x->s[k][last - 1] = m->periodic[k] ? 0 : x->s[k][last];
     }
@@ -8266,13 +8217,12 @@ static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
 
 /* Cuts the last axis into blocks. */
 static void mixpi_map_plan(mixpi_map *m) {
-    int i, last;
     mixpi_map_merge(m);
-    last = m->axes.rank - 1;
+    int last = m->axes.rank - 1;
     m->cols = m->axes.n[last];
     m->blocks = mixpi_ceil_div(m->cols, m->width);
     m->outputs = m->rows = 1;
-    for (i = 0; i < last; i++) {
+    for (int i = 0; i < last; i++) {
         if (m->axes.s[0][i]) m->outputs *= m->axes.n[i];
         else m->rows *= m->axes.n[i];
     }
@@ -8406,8 +8356,7 @@ static void mixpi_dropout_plan(mixpi_dropout_job *d, const mixp_dropout_args *k)
 /* The first row whose id is neither in [0, limit) nor `ignore`; -1 if all are valid. */
 #define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is ignored                 */
 static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit, int64_t ignore) {
-    int64_t i;
-    for (i = 0; i < rows; i++)
+    for (int64_t i = 0; i < rows; i++)
         if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return i;
     return -1;
 }
@@ -8683,8 +8632,7 @@ static void mixpi_rope_run(const void *args, int64_t unit) {
     const double scale = k->scaled ? k->scale : 1.0;
     double c[MIXPI_ROPE_WIDE], s[MIXPI_ROPE_WIDE];
     double step_c[MIXPI_ROPE_WIDE], step_s[MIXPI_ROPE_WIDE];
-    int64_t i, p;
-    for (i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         double step = k->scaled ? k->frequency[first + i]
                                 : pow(k->base, -2.0 * (double)(first + i) / (double)k->d);
         double angle = (double)(k->first + from) * step;
@@ -8694,8 +8642,8 @@ static void mixpi_rope_run(const void *args, int64_t unit) {
         step_s[i] = sin(step);
     }
 
-    for (p = from; p < end; p++)
-        for (i = 0; i < n; i++) {
+    for (int64_t p = from; p < end; p++)
+        for (int64_t i = 0; i < n; i++) {
             double next = c[i] * step_c[i] - s[i] * step_s[i];
             job->cosine[p * half + first + i] = (float)(c[i] * scale);
             job->sine[p * half + first + i] = (float)(s[i] * scale);
@@ -9476,10 +9424,9 @@ static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k
     mixpi_parallel(x, n, k->n, task, &job);
     for (i = 0; i < n; i++) {
         int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
-        int e;
         mixpi_look_join(k->row, &job.pieces[i], count);
         if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
-        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+        for (int e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
             k->exponents[e] += job.pieces[i].exponents[e];
     }
     return MIXP_OK;
@@ -10676,8 +10623,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
 /* The slow look at a block: finds the Inf or NaN element, and sums squares in double, whose range
  * holds the squares of 3e38 and 1e-38. */
 static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor, int64_t first) {
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         float v = x[i] * factor;
         uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu, a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
         c->squares += (double)v * (double)v;
@@ -10811,18 +10757,17 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
 
 static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k, mixp_task task) {
     mixpi_chunk_job job;
-    int64_t i;
     memset(&job, 0, sizeof job);
     job.plan = k->plan;
     job.step = k->step;
     job.counting = k->lost != NULL;
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
     if (r != MIXP_OK || k->step->skip) return r;
-    for (i = 0; k->lost && i < job.count; i++) {
+    for (int64_t i = 0; k->lost && i < job.count; i++) {
         k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
         k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
     }
-    for (i = 0; i < k->count; i++)
+    for (int64_t i = 0; i < k->count; i++)
         if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;
     return MIXP_OK;
 }
@@ -15214,13 +15159,12 @@ MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
     const int64_t n = s->at.n1 - s->at.n0, depth = s->at.depth, step = s->job->step;
     const int     split = s->job->split;
     const uint16_t *b = (const uint16_t *)g->b.data + s->at.b_at;
-    int64_t j, k;
 
     /* Rows of b', 16 at a time. */
     if (g->trans_b) {
         b += s->at.n0 * g->ldb + s->at.p0;
-        for (j = 0; j < n; j += 16)
-            for (k = 0; k < depth; k += 32) {
+        for (int64_t j = 0; j < n; j += 16)
+            for (int64_t k = 0; k < depth; k += 32) {
                 uint16_t *to = s->b_pack + (j / 32 * s->at.steps + k / 32) * step + j % 32 * 32;
                 MIXPI_P(tiles_b_transposed)(to, b + j * g->ldb + k, g->ldb, n - j, depth - k);
                 if (split) s->bad |= MIXPI_P(tiles_split)(to, 16);
@@ -15230,8 +15174,8 @@ MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
 
     /* 32 rows of b at a time. */
     b += s->at.p0 * g->ldb + s->at.n0;
-    for (k = 0; k < depth; k += 32)
-        for (j = 0; j < n; j += 32) {
+    for (int64_t k = 0; k < depth; k += 32)
+        for (int64_t j = 0; j < n; j += 32) {
             uint16_t *to = s->b_pack + (j / 32 * s->at.steps + k / 32) * step;
             MIXPI_P(tiles_across)(to, b + k * g->ldb + j, g->ldb, n - j, depth - k);
             if (split) s->bad |= MIXPI_P(tiles_split)(to, 32);
@@ -15551,13 +15495,12 @@ MIXPI_K mixp_result MIXPI_P(gemm_by_tiles)(const mixp_exec *x, const mixp_gemm_a
     const int low = g->a.dtype == MIXP_BF16 || g->a.dtype == MIXP_F16;
     const int how = g->a.dtype == MIXP_BF16 ? MIXPI_TILES_BF16 : f16;
     const mixpi_gemm_shape *set = &MIXPI_P(tiles_shape);
-    int64_t     work;
     mixp_result r;
     mixpi_tiles_job job;
     if (!low || g->a.dtype != g->b.dtype || g->k <= 0) return MIXPI_P(gemm)(x, g);
     if (!mixpi_gemm_starts(g, &r)) return r;
     if (how == MIXPI_TILES_SPLIT) set = &MIXPI_P(tiles_shape_split);
-    work = g->m * g->n * g->k * g->batch / set->lanes;
+    int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
     MIXPI_P(tiles_plan)(&job, g, how, set, mixpi_workers(x, work));
     return mixpi_run_sliced(x, g->batch * job.cut.down * job.cut.across, work,
                             MIXPI_P(tiles_task), &job, &job.cut.slices);
@@ -18065,13 +18008,12 @@ MIXPI_KERNEL(look_at, mixpi_cpu_look_at, mixp_look_args, MIXPI_P(look_piece))
 MIXPI_K int MIXPI_P(check_any)(const mixpi_lanes *l, const char *now) {
     const uint64_t exponent = l->exponent, unit = l->unit;
     uint64_t any[8], word[8], all = 0;
-    int i, j;
     memset(any, 0, sizeof any);
-    for (i = 0; i < MIXPI_CHECK_WORDS; i += 8) {
+    for (int i = 0; i < MIXPI_CHECK_WORDS; i += 8) {
         memcpy(word, now + 8 * i, sizeof word);
-        for (j = 0; j < 8; j++) any[j] |= (word[j] & exponent) + unit;
+        for (int j = 0; j < 8; j++) any[j] |= (word[j] & exponent) + unit;
     }
-    for (j = 0; j < 8; j++) all |= any[j];
+    for (int j = 0; j < 8; j++) all |= any[j];
     return (all & l->sign) != 0;
 }
 
@@ -18634,12 +18576,11 @@ mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_args *k)
 MIXPI_RARE mixpi_v MIXPI_P(recode_scales)(const mixp_recode_args *k, int64_t strip, int64_t col) {
     const uint8_t *codes = k->scales;
     const mixpi_v one = mixpi_vset(1.0f);
-    mixpi_v v;
     float s[16];
     if (k->scale == MIXP_SCALE_TENSOR) return one;
     codes += strip * k->cols + col;
     if (k->scale == MIXP_SCALE_E4M3) {          /* 1 for 0, as mixpi_scale_of_code */
-        v = mixpi_vget(MIXP_F8_E4M3, codes);
+        mixpi_v v = mixpi_vget(MIXP_F8_E4M3, codes);
         return mixpi_vselect_gt(mixpi_vset(0.5f * MIXP_E4M3_TINY), v, one, v);
     }
     for (int i = 0; i < 16; i++) s[i] = mixpi_scale_of_code(k->scale, codes[i]);
@@ -20205,8 +20146,7 @@ static void mixpi_arena_free(mixp_context *ctx, mixpi_arena *a, void *data, size
 }
 
 static void mixpi_arena_reset(mixpi_arena *a) {
-    mixpi_piece *p;
-    for (p = a->first; p; p = p->next) p->used = 0;
+    for (mixpi_piece *p = a->first; p; p = p->next) p->used = 0;
     a->used = 0;
     a->free = NULL;
 }
@@ -20472,10 +20412,9 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #elif MIXPI_POOL
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
-    int64_t i;
     if (p) mixpi_pool_run(p, tasks, task, arg);
     else
-        for (i = 0; i < tasks; i++) task(arg, i, 0);
+        for (int64_t i = 0; i < tasks; i++) task(arg, i, 0);
 }
 #elif MIXPI_OPENMP
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
@@ -21211,8 +21150,7 @@ struct mixp_graph {
 /* Marks all low copies of parameters as stale, so that their next reader renews them. Needed
  * because the host does not see which copies a graph writes. */
 static void mixpi_lows_doubt(mixp_context *ctx) {
-    mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next)
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
         if (t->own.low[0] || t->own.low[1]) mixpi_note_write(t, "mixp_replay");
 }
 
@@ -21856,18 +21794,17 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 /* Initialises t, normal or uniform, with standard deviation gain / sqrt(fan). fan is fan_in if fans
  * is 0, otherwise the mean of fan_in and fan_out. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
-    double in, out, std, bound;
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init"));
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
             "mixp_init: '%.60s' has rank %d; xavier and kaiming need weights [out, in, ...]",
             t->name, t->rank);
     if (!t->count) return MIXP_OK;
-    in = (double)(t->count / t->shape[0]);
-    out = (double)(t->count / t->shape[1]);
+    double in = (double)(t->count / t->shape[0]);
+    double out = (double)(t->count / t->shape[1]);
     const int before = mixpi_enter(t->ctx); /* gain may be any number */
-    std = gain / sqrt(fans ? (in + out) / 2.0 : in);
-    bound = sqrt(3.0) * std;
+    double std = gain / sqrt(fans ? (in + out) / 2.0 : in);
+    double bound = sqrt(3.0) * std;
     return mixpi_leave(t->ctx, before,
         normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound));
 }
@@ -21911,8 +21848,7 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
 static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     const uint64_t last = 2 * (uint64_t)p->room - 1;
     uint64_t h = 0xCBF29CE484222325u, at;
-    const char *c;
-    for (c = name; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
+    for (const char *c = name; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
     at = (h ^ h >> 32) & last;
     while (p->named[at] && strcmp(p->named[at]->name, name) != 0) at = (at + 1) & last;
     return &p->named[at];
@@ -23714,8 +23650,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
 /* Clears all pending gradients. A failed walk drops the gradients that it wrote, which are
  * incomplete. */
 static void mixpi_walk_end(mixp_context *ctx, int failed) {
-    mixpi_tape_entry *e;
-    for (e = ctx->tape.newest; e; e = e->older) {
+    for (mixpi_tape_entry *e = ctx->tape.newest; e; e = e->older) {
         e->call.out->own.pending = e->made = 0;
         e->lacks = MIXP_OK;
         for (int i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
@@ -23772,11 +23707,9 @@ static void mixpi_rerun_spill(mixpi_rerun *b) {
 /* Frees what the calls of a block under MIXP_NO_GRAD made, except y's memory. */
 static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
     const mixp_tensor *kept = mixpi_origin(y);
-    mixpi_tape_entry *e;
-    int k, keeps;
-    for (e = ctx->tape.unrecorded; e; e = e->older) {
-        keeps = mixpi_origin(e->call.out) == kept;
-        for (k = 0; k < MIXP_MAX_SAVED; k++) keeps |= e->call.saved[k] == kept;
+    for (mixpi_tape_entry *e = ctx->tape.unrecorded; e; e = e->older) {
+        int keeps = mixpi_origin(e->call.out) == kept;
+        for (int k = 0; k < MIXP_MAX_SAVED; k++) keeps |= e->call.saved[k] == kept;
         if (!keeps) mixpi_entry_spill(e);
     }
     ctx->tape.unrecorded = NULL;
@@ -24425,10 +24358,6 @@ static const char *const mixpi_input_names[][4] = {
     { "power", "a", "b", "" },
     { "atan2", "a", "b", "" },
     { "prelu", "x", "w", "" },
-    { "addcdiv", "x", "a", "b" },
-    { "einsum", "a", "b", "" },
-    { "scatter", "x", "src", "ids" },
-    { "searchsorted", "edges", "values", "" },
     { "layer_norm", "x", "gamma", "beta" },
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
@@ -27370,11 +27299,10 @@ static mixp_tensor *mixpi_sum_before(
  * product's backward does not read the product's result. */
 static int mixpi_call_readers(const mixp_call *c, int i) {
     const mixp_op *makers[2];
-    const mixpi_tape_entry *e;
     int readers = 0, made = 0, k;
     makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
     makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
-    for (e = c->ctx->tape.newest; e; e = e->older) {
+    for (const mixpi_tape_entry *e = c->ctx->tape.newest; e; e = e->older) {
         if (e->call.out == c->in[i])
             made =
                 e->call.op == makers[0] || e->call.op == makers[1] || e->call.op == &mixpi_mlp_op;
@@ -28604,13 +28532,12 @@ MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim
 
 MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim) {
     int64_t shape[MIXP_MAX_RANK];
-    int i, axis;
     mixpi_outer o;
     if (!mixpi_outer_call(&o, ctx, "unsqueeze", 1, x, NULL, NULL)) return NULL;
-    axis = mixpi_axis(dim, x->rank + 1);
+    int axis = mixpi_axis(dim, x->rank + 1);
     if (axis < 0 || x->rank == MIXP_MAX_RANK)
         return mixpi_no_dim(ctx, "mixp_unsqueeze", "place for a new dimension of", x, dim);
-    for (i = 0; i <= x->rank; i++)
+    for (int i = 0; i <= x->rank; i++)
         shape[i] = i < axis ? x->shape[i] : i == axis ? 1 : x->shape[i - 1];
     return mixp_reshape(ctx, x, x->rank + 1, shape);
 }
@@ -29648,14 +29575,13 @@ static void mixpi_bag_arrays(const mixp_call *c, mixp_embedding_args *k) {
 static mixp_result mixpi_bag_forward(mixp_call *c) {
     mixpi_bagged *p = (mixpi_bagged *)c->attrs;
     mixp_embedding_args *k = &p->k;
-    mixp_result r;
     if (p->follow) c->saved[0] = p->follow;
     else if (k->bags.mode == MIXP_BAG_MAX && !mixp_call_save(c, 0, MIXP_I32, 2, c->out->shape))
         return MIXP_ERR_MEMORY;
     k->bags.follow = p->follow != NULL;
     mixpi_bag_arrays(c, k);
     k->y = mixpi_call_y(c);
-    r = MIXPI_RUN(c, embedding, k);
+    mixp_result r = MIXPI_RUN(c, embedding, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_bags(c, k) : r;
 }
 
@@ -29701,7 +29627,7 @@ MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *tabl
     p.padding = padding;
     return mixpi_bag_apply(ctx, table, rest, weights, &p);
 }
-/* --- min, argmin, logsumexp, var, std, vector_norm: made of others ------------------------- */
+/* --- min, argmin, logsumexp, var, std, vector_norm, prelu: made of others ---------------- */
 
 /* Can `name` reduce x along dim? */
 static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
@@ -29736,15 +29662,13 @@ typedef struct mixpi_form {
     int dim, keep, correction;  /* correction: the C of var's divisor n - C                */
     int wide;                   /* 1: under autocast the result is f32                     */
     const mixp_loss_desc *desc; /* options of a loss; otherwise NULL                       */
-    float order;                /* order of a norm                                         */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
 /* Operators that round the results of forms, under names that a guard reports. */
 enum {
-    MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_OF_ANY_NORM,
-    MIXPI_OF_CUMPROD, MIXPI_ROUNDINGS
+    MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS
 };
 
 #define MIXPI_ROUNDING(name)                                                                  \
@@ -29752,7 +29676,7 @@ enum {
       mixpi_cast_backward, NULL }
 static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
     MIXPI_ROUNDING("logsumexp"), MIXPI_ROUNDING("var"), MIXPI_ROUNDING("std"),
-    MIXPI_ROUNDING("vector_norm"), MIXPI_ROUNDING("norm"), MIXPI_ROUNDING("cumprod")
+    MIXPI_ROUNDING("vector_norm")
 };
 #undef MIXPI_ROUNDING
 
@@ -29783,6 +29707,18 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
 }
 
+/* A reduction along dim, whose result the operator `rounding` rounds. */
+static mixpi_form mixpi_reduction_form(int rounding, int dim, int keep,
+    mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)) {
+    mixpi_form p;
+    memset(&p, 0, sizeof p);
+    p.op = &mixpi_roundings[rounding];
+    p.dim = dim;
+    p.keep = keep;
+    p.of = of;
+    return p;
+}
+
 /* The result of p without elements: `value`, a constant whose derivatives are 0. */
 static mixp_tensor *mixpi_form_of_nothing(
     mixp_context *ctx, mixp_tensor *x, const mixpi_form *p, uint32_t value) {
@@ -29801,13 +29737,8 @@ static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, cons
 }
 
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
+    mixpi_form p = mixpi_reduction_form(MIXPI_OF_LOGSUMEXP, dim, keep, mixpi_form_logsumexp);
     p.wide = 1;
-    p.op = &mixpi_roundings[MIXPI_OF_LOGSUMEXP];
-    p.of = mixpi_form_logsumexp;
     return mixpi_apply_form(ctx, x, &p);
 }
 
@@ -29886,13 +29817,8 @@ static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixp
 
 MIXPREC_API mixp_tensor *mixp_var(
     mixp_context *ctx, mixp_tensor *x, int dim, int correction, int keep) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
+    mixpi_form p = mixpi_reduction_form(MIXPI_OF_VAR, dim, keep, mixpi_form_var);
     p.correction = correction;
-    p.op = &mixpi_roundings[MIXPI_OF_VAR];
-    p.of = mixpi_form_var;
     return mixpi_apply_form(ctx, x, &p);
 }
 
@@ -29912,13 +29838,8 @@ static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixp
 
 MIXPREC_API mixp_tensor *mixp_std(
     mixp_context *ctx, mixp_tensor *x, int dim, int correction, int keep) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
+    mixpi_form p = mixpi_reduction_form(MIXPI_OF_STD, dim, keep, mixpi_form_std);
     p.correction = correction;
-    p.op = &mixpi_roundings[MIXPI_OF_STD];
-    p.of = mixpi_form_std;
     return mixpi_apply_form(ctx, x, &p);
 }
 
@@ -29927,14 +29848,24 @@ static mixp_tensor *mixpi_form_norm(mixp_context *ctx, mixp_tensor *x, const mix
 }
 
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
+    mixpi_form p = mixpi_reduction_form(MIXPI_OF_NORM, dim, keep, mixpi_form_norm);
     p.wide = 1;
-    p.op = &mixpi_roundings[MIXPI_OF_NORM];
-    p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w) {
+    mixpi_outer o;
+    int64_t shape[MIXP_MAX_RANK];
+    mixp_call *c = mixpi_outer_call(&o, ctx, "prelu", 2, x, w, NULL);
+    if (!c) return NULL;
+    if (w->rank > 1 || (w->count != 1 && (x->rank < 2 || x->shape[1] != w->count))) {
+        mixpi_bad_shapes(c, "w needs one element, or one for each index of x's dimension 1");
+        return NULL;
+    }
+    for (int i = 0; i < x->rank; i++) shape[i] = 1;
+    if (w->count > 1) shape[0] = w->count;
+    w = mixp_reshape(ctx, w, w->count > 1 ? x->rank - 1 : 0, shape);
+    return mixpi_apply_binary(ctx, MIXP_OP_PRELU, MIXP_BINARY_PRELU, x, w);
 }
 /* --- losses with options ------------------------------------------------------------------- */
 
@@ -30307,371 +30238,6 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tenso
     if (!mixpi_is_not_0(d.margin)) d.margin = 1.0f;
     return mixpi_triplet(ctx, anchor, positive, negative, &d);
 }
-/* --- norm, cumprod, tril, triu, roll, prelu, addcdiv, scatter, searchsorted: made of others --- */
-
-static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
-    return mixp_full(ctx, MIXP_F32, 0, NULL, value);
-}
-
-/* t to the power p, with slope 0 and this value where t is 0. */
-static mixp_tensor *mixpi_pow_except_0(mixp_context *ctx, mixp_tensor *t, float p, float at_0) {
-    mixp_tensor *none = mixp_eq(ctx, t, mixpi_constant(ctx, 0.0));
-    t = mixp_pow(ctx, mixp_masked_fill(ctx, t, none, 1.0f), p);
-    return mixp_masked_fill(ctx, t, none, at_0);
-}
-
-/* The p-th root of the sum of |x|^p; the number of elements that are not 0; the largest or the
- * smallest |x|. */
-static mixp_tensor *mixpi_form_any_norm(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    const uint32_t inf = 0x7F800000u, order = mixp_bits_of_f32(p->order);
-    const float at_0 = p->order > 0.0f ? 0.0f : mixp_f32_of_bits(inf);
-    mixp_tensor *t;
-    if (p->order == 0.0f) {
-        t = mixp_cast(ctx, mixp_ne(ctx, x, mixpi_constant(ctx, 0.0)), MIXP_F32);
-        return mixp_sum(ctx, t, p->dim, p->keep);
-    }
-    t = mixp_abs(ctx, x);
-    if (order == inf) return mixp_max(ctx, t, p->dim, p->keep);
-    if (order == (inf | 0x80000000u)) return mixp_min(ctx, t, p->dim, p->keep);
-    if (p->order == 1.0f) return mixp_sum(ctx, t, p->dim, p->keep);
-    t = mixp_sum(ctx, mixpi_pow_except_0(ctx, t, p->order, at_0), p->dim, p->keep);
-    return mixpi_pow_except_0(ctx, t, 1.0f / p->order, at_0);
-}
-
-/* Does x have elements along dim? A norm of a negative order needs one. */
-static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
-    mixpi_outer o;
-    mixpi_reduced to;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "norm", 1, x, NULL, NULL);
-    if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
-    if (!to.n) mixpi_bad_shapes(c, "a norm of negative order needs at least one element");
-    return to.n > 0;
-}
-
-MIXPREC_API mixp_tensor *mixp_norm(
-    mixp_context *ctx, mixp_tensor *x, float order, int dim, int keep) {
-    mixpi_form p;
-    if (order == 2.0f) return mixp_vector_norm(ctx, x, dim, keep);
-    if (ctx && mixpi_is_nan(order)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "norm: the order is NaN; pass a number");
-        return NULL;
-    }
-    if (order < 0.0f && !mixpi_norm_has_elements(ctx, x, dim)) return NULL;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
-    p.wide = 1;
-    p.order = order;
-    p.op = &mixpi_roundings[MIXPI_OF_ANY_NORM];
-    p.of = mixpi_form_any_norm;
-    return mixpi_apply_form(ctx, x, &p);
-}
-
-/* Each pass multiplies by what lies 1, 2, 4 ... places before (Hillis and Steele, 1986). No
- * gradient divides, so zeros do no harm. */
-static mixp_tensor *mixpi_form_cumprod(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    const int axis = mixpi_axis(p->dim, x->rank);
-    const int64_t n = axis < 0 ? 1 : x->shape[axis];
-    mixp_tensor *y = mixp_reshape(ctx, x, x->rank, x->shape);
-    for (int64_t s = 1; s < n; s *= 2) {
-        mixp_tensor *before = mixp_slice(ctx, y, axis, 0, n - s);
-        y = mixp_mul(ctx, y, mixp_pad(ctx, before, axis, s, 0, 1.0f));
-    }
-    return y;
-}
-
-MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim == MIXP_ALL ? MIXP_MAX_RANK : dim;
-    p.wide = 1;
-    p.op = &mixpi_roundings[MIXPI_OF_CUMPROD];
-    p.of = mixpi_form_cumprod;
-    return mixpi_apply_form(ctx, x, &p);
-}
-
-/* 1, 2 ... n along dim of a matrix whose other dimension is 1. */
-static mixp_tensor *mixpi_counted(mixp_context *ctx, int64_t n, int dim) {
-    int64_t shape[2];
-    shape[dim] = n;
-    shape[1 - dim] = 1;
-    return mixp_cumsum(ctx, mixp_full(ctx, MIXP_F32, 2, shape, 1.0), dim);
-}
-
-/* x with zeros where column - row is above `diagonal` (side 1) or below it (side -1). */
-static mixp_tensor *mixpi_triangle(
-    mixp_context *ctx, const char *name, mixp_tensor *x, int64_t diagonal, int side) {
-    const int64_t most = 1 << 24;
-    mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, name, 1, x, NULL, NULL);
-    mixp_tensor *place, *edge, *hidden;
-    if (!c || mixpi_need_real(c, 1, 1) != MIXP_OK) return NULL;
-    if (x->rank < 2 || x->shape[x->rank - 2] > most || x->shape[x->rank - 1] > most) {
-        mixpi_bad_shapes(c, "x[..., rows, cols] needs two dimensions, of at most 2^24");
-        return NULL;
-    }
-    const int region = mixpi_open_f32(ctx);
-    if (region < 0) return NULL;
-    place = mixp_sub(ctx, mixpi_counted(ctx, x->shape[x->rank - 1], 1),
-        mixpi_counted(ctx, x->shape[x->rank - 2], 0));
-    edge = mixpi_constant(ctx, (double)diagonal);
-    hidden = side > 0 ? mixp_gt(ctx, place, edge) : mixp_lt(ctx, place, edge);
-    mixp_autocast_close(ctx, region);
-    return mixp_masked_fill(ctx, x, hidden, 0.0f);
-}
-
-MIXPREC_API mixp_tensor *mixp_tril(mixp_context *ctx, mixp_tensor *x, int64_t diagonal) {
-    return mixpi_triangle(ctx, "tril", x, diagonal, 1);
-}
-MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t diagonal) {
-    return mixpi_triangle(ctx, "triu", x, diagonal, -1);
-}
-
-MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim) {
-    mixpi_outer o;
-    mixp_tensor *parts[2];
-    if (!mixpi_outer_call(&o, ctx, "roll", 1, x, NULL, NULL)) return NULL;
-    int axis = mixpi_axis(dim, x->rank);
-    if (axis < 0) return mixpi_no_dim(ctx, "mixp_roll", "dimension of", x, dim);
-    int64_t n = x->shape[axis];
-    if (n == 0 || shift % n == 0) return mixp_reshape(ctx, x, x->rank, x->shape);
-    shift = shift % n < 0 ? shift % n + n : shift % n;
-    parts[0] = mixp_slice(ctx, x, axis, n - shift, shift);
-    parts[1] = mixp_slice(ctx, x, axis, 0, n - shift);
-    return mixp_concat(ctx, 2, parts, axis);
-}
-
-MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w) {
-    mixpi_outer o;
-    int64_t shape[MIXP_MAX_RANK];
-    mixp_call *c = mixpi_outer_call(&o, ctx, "prelu", 2, x, w, NULL);
-    if (!c) return NULL;
-    if (w->rank > 1 || (w->count != 1 && (x->rank < 2 || x->shape[1] != w->count))) {
-        mixpi_bad_shapes(c, "w needs one element, or one for each index of x's dimension 1");
-        return NULL;
-    }
-    for (int i = 0; i < x->rank; i++) shape[i] = 1;
-    if (w->count > 1) shape[0] = w->count;
-    w = mixp_reshape(ctx, w, w->count > 1 ? x->rank - 1 : 0, shape);
-    return mixpi_apply_binary(ctx, MIXP_OP_PRELU, MIXP_BINARY_PRELU, x, w);
-}
-
-MIXPREC_API mixp_tensor *mixp_addcdiv(
-    mixp_context *ctx, mixp_tensor *x, mixp_tensor *a, mixp_tensor *b, float value) {
-    return mixp_add(ctx, x, mixp_scale(ctx, mixp_div(ctx, a, b), value));
-}
-
-/* Counts the sources of each element, clears the elements that have one, and adds the sources. */
-MIXPREC_API mixp_tensor *mixp_scatter(
-    mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
-    mixpi_outer o;
-    mixp_tensor *sources;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", 3, x, src, ids);
-    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
-    const int region = mixpi_open_f32(ctx);
-    if (region < 0) return NULL;
-    sources = mixp_full(ctx, MIXP_F32, x->rank, x->shape, 0.0);
-    sources = mixp_scatter_add(
-        ctx, sources, dim, ids, mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
-    sources = mixp_ne(ctx, sources, mixpi_constant(ctx, 0.0));
-    mixp_autocast_close(ctx, region);
-    return mixp_scatter_add(ctx, mixp_masked_fill(ctx, x, sources, 0.0f), dim, ids, src);
-}
-
-/* Rounds to i32: the numbers of x are integers. */
-static mixp_result mixpi_integers_infer(mixp_call *c) {
-    return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape);
-}
-
-static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
-    static const mixp_op integers = { "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer,
-        mixpi_cast_forward, NULL, NULL };
-    return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
-}
-
-/* n minus the number of edges that are not before a value: NaN is behind all. */
-MIXPREC_API mixp_tensor *mixp_searchsorted(
-    mixp_context *ctx, mixp_tensor *edges, mixp_tensor *values, int right) {
-    mixpi_outer o;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", 2, edges, values, NULL);
-    if (!c) return NULL;
-
-    /* The edges are one row for all values, or a row for each row of values. */
-    int rank = values->rank;
-    int64_t n = mixpi_last_dim(edges);
-    if (edges->rank < 1 || rank == MIXP_MAX_RANK || n > 1 << 24 ||
-        (edges->rank > 1 && (edges->rank != rank || mixpi_rows_of(edges) != mixpi_rows_of(values) ||
-                                memcmp(edges->shape, values->shape,
-                                    (size_t)(rank - 1) * sizeof *edges->shape) != 0))) {
-        mixpi_bad_shapes(c, "edges[n], or edges[..., n] with values[..., m]; n is at most 2^24");
-        return NULL;
-    }
-
-    /* For each value, in f32: how many edges are behind it? */
-    const int region = mixpi_open_f32(ctx);
-    if (region < 0) return NULL;
-    if (edges->rank > 1) edges = mixp_unsqueeze(ctx, edges, -2);
-    values = mixp_unsqueeze(ctx, values, -1);
-    mixp_tensor *behind = right ? mixp_gt(ctx, edges, values) : mixp_ge(ctx, edges, values);
-    behind = mixp_sum(ctx, mixp_cast(ctx, behind, MIXP_F32), -1, 0);
-    behind = mixpi_integers(ctx, mixp_rsub(ctx, behind, (float)n));
-    mixp_autocast_close(ctx, region);
-    return behind;
-}
-/* --- einsum of two operands: sums, transposes and one product --- */
-
-/* The letters of an equation. A letter's kind is a sum: 1 (in a), 2 (in b), 4 (in the result). */
-typedef struct mixpi_einsum {
-    char    text[3][MIXP_MAX_RANK + 1];     /* the letters of a, b and the result          */
-    int     rank[3];
-    int64_t size[128];
-    int     kind[128];
-} mixpi_einsum;
-
-enum { MIXPI_OF_A = 1, MIXPI_OF_B = 2, MIXPI_OF_RESULT = 4 };
-
-static int mixpi_is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
-static mixp_result mixpi_einsum_wrong(mixp_context *ctx, const char *equation, const char *why) {
-    return mixp_context_fail(
-        ctx, MIXP_ERR_ARGUMENT, "einsum: equation '%.60s': %s", equation ? equation : "", why);
-}
-
-/* Reads the equation into text. Without an arrow, the result has the letters that occur once, in
- * alphabetical order. */
-static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mixpi_einsum *e) {
-    int part = 0;
-    memset(e, 0, sizeof *e);
-
-    /* Each letter goes to its operand, or behind the arrow to the result. */
-    for (const char *s = equation; s && *s; s++) {
-        if (*s == ' ') continue;
-        if (*s == ',' && part == 0) {
-            part = 1;
-            continue;
-        }
-        if (s[0] == '-' && s[1] == '>' && part == 1) {
-            part = 2;
-            s++;
-            continue;
-        }
-        if (!mixpi_is_letter(*s) || e->rank[part] == MIXP_MAX_RANK)
-            return mixpi_einsum_wrong(ctx, equation,
-                "write the letters of two operands, as in \"bij,bjk->bik\", at most 8 for each");
-        if (e->kind[(int)*s] & 1 << part)
-            return mixpi_einsum_wrong(ctx, equation, "a letter occurs twice in one operand");
-        e->kind[(int)*s] |= 1 << part;
-        e->text[part][e->rank[part]++] = *s;
-    }
-
-    if (part == 0)
-        return mixpi_einsum_wrong(ctx, equation, "it needs two operands, as in \"ij,jk\"");
-
-    /* Without an arrow, a letter of one operand goes to the result. */
-    for (int c = 'A'; c <= 'z'; c++) {
-        const int in = e->kind[c] & (MIXPI_OF_A | MIXPI_OF_B);
-        if (part < 2 && (in == MIXPI_OF_A || in == MIXPI_OF_B)) {
-            if (e->rank[2] == MIXP_MAX_RANK)
-                return mixpi_einsum_wrong(ctx, equation, "the result has more than 8 letters");
-            e->kind[c] |= MIXPI_OF_RESULT;
-            e->text[2][e->rank[2]++] = (char)c;
-        }
-        if (e->kind[c] == MIXPI_OF_RESULT)
-            return mixpi_einsum_wrong(ctx, equation, "a letter of the result is in no operand");
-    }
-    return MIXP_OK;
-}
-
-/* Reads the sizes of the letters from the operands. */
-static mixp_result mixpi_einsum_sizes(mixp_call *c, mixpi_einsum *e) {
-    for (int part = 0; part < 2; part++) {
-        const mixp_tensor *t = c->in[part];
-        if (t->rank != e->rank[part])
-            return mixpi_bad_shapes(c, "an operand needs one letter for each dimension");
-        for (int i = 0; i < t->rank; i++) {
-            int64_t *size = &e->size[(int)e->text[part][i]];
-            if (part == 1 && (e->kind[(int)e->text[1][i]] & MIXPI_OF_A) && *size != t->shape[i])
-                return mixpi_bad_shapes(c, "a letter's dimensions must be equal");
-            *size = t->shape[i];
-        }
-    }
-    return MIXP_OK;
-}
-
-/* The letters of this kind in the order of `from`, appended to `to`. Returns their elements. */
-static int64_t mixpi_einsum_letters(const mixpi_einsum *e, const char *from, int kind, char *to) {
-    int64_t count = 1;
-    size_t n = strlen(to);
-    for (; *from; from++) {
-        if (e->kind[(int)*from] != kind) continue;
-        to[n++] = *from;
-        count *= e->size[(int)*from];
-    }
-    to[n] = 0;
-    return count;
-}
-
-/* t, whose dimensions have the letters `from`, with those of `to`. */
-static mixp_tensor *mixpi_einsum_permute(
-    mixp_context *ctx, mixp_tensor *t, const char *from, const char *to) {
-    int dims[MIXP_MAX_RANK], n = 0;
-    if (!t || !strcmp(from, to)) return t;
-    for (; *to; to++) dims[n++] = (int)(strchr(from, *to) - from);
-    return mixp_permute(ctx, t, n, dims);
-}
-
-/* Sums an operand over the letters that occur only in it. */
-static mixp_tensor *mixpi_einsum_summed(
-    mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *t, int part, char *left) {
-    int n = 0;
-    for (const char *s = e->text[part]; *s; s++) {
-        if (e->kind[(int)*s] == 1 << part) t = mixp_sum(ctx, t, n, 0);
-        else left[n++] = *s;
-    }
-    left[n] = 0;
-    return t;
-}
-
-/* As [batch, rows of a, columns of b]: one product. */
-static mixp_tensor *mixpi_einsum_product(
-    mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *a, mixp_tensor *b) {
-    const int batch = MIXPI_OF_A | MIXPI_OF_B | MIXPI_OF_RESULT, both = MIXPI_OF_A | MIXPI_OF_B;
-    char of_a[MIXP_MAX_RANK + 1], of_b[MIXP_MAX_RANK + 1];
-    char as_a[MIXP_MAX_RANK + 1] = "", as_b[MIXP_MAX_RANK + 1] = "",
-                              as_y[2 * MIXP_MAX_RANK + 1] = "";
-    int64_t m[3], n[3], y[MIXP_MAX_RANK];
-    a = mixpi_einsum_summed(ctx, e, a, 0, of_a);
-    b = mixpi_einsum_summed(ctx, e, b, 1, of_b);
-
-    /* a becomes [batch, rows, summed], and b [batch, summed, columns]. */
-    m[0] = mixpi_einsum_letters(e, of_a, batch, as_a);
-    m[1] = mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_a);
-    m[2] = mixpi_einsum_letters(e, of_a, both, as_a);
-    n[0] = mixpi_einsum_letters(e, of_a, batch, as_b);
-    n[1] = mixpi_einsum_letters(e, of_a, both, as_b);
-    n[2] = mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_b);
-    a = mixp_reshape(ctx, mixpi_einsum_permute(ctx, a, of_a, as_a), 3, m);
-    b = mixp_reshape(ctx, mixpi_einsum_permute(ctx, b, of_b, as_b), 3, n);
-
-    /* The product is [batch, rows, columns]; the result may have another order. */
-    mixpi_einsum_letters(e, of_a, batch, as_y);
-    mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_y);
-    mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_y);
-    for (int i = 0; i < e->rank[2]; i++) y[i] = e->size[(int)as_y[i]];
-    a = mixp_reshape(ctx, mixp_matmul(ctx, a, b, 0, 0), e->rank[2], y);
-    return mixpi_einsum_permute(ctx, a, as_y, e->text[2]);
-}
-
-MIXPREC_API mixp_tensor *mixp_einsum(
-    mixp_context *ctx, const char *equation, mixp_tensor *a, mixp_tensor *b) {
-    mixpi_outer o;
-    mixpi_einsum e;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "einsum", 2, a, b, NULL);
-    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
-    if (mixpi_einsum_read(ctx, equation, &e) != MIXP_OK) return NULL;
-    if (mixpi_einsum_sizes(c, &e) != MIXP_OK) return NULL;
-    return mixpi_einsum_product(ctx, &e, a, b);
-}
 MIXPI_SELDOM_END
 /* --- the table ------------------------------------------------------------------------- */
 
@@ -30831,6 +30397,10 @@ static mixp_tensor *mixpi_tangent(const mixp_call *c, int i) {
 static mixp_tensor *mixpi_tangent_or_zeros(const mixp_call *c, int i) {
     mixp_tensor *d = mixpi_tangent(c, i), *x = c->in[i];
     return d ? d : mixp_full(c->ctx, x->dtype, x->rank, x->shape, 0.0);
+}
+
+static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
+    return mixp_full(ctx, MIXP_F32, 0, NULL, value);
 }
 
 /* a + b, one of which may be missing. */
@@ -31820,8 +31390,7 @@ static const mixp_op mixpi_scaled_entropy_op =
 
 /* Before the scaler is freed: losses of this step that it scaled can no longer be walked back. */
 static void mixpi_scale_lose(const mixp_scaler *scaler) {
-    mixpi_tape_entry *e;
-    for (e = scaler->ctx->tape.newest; e; e = e->older) {
+    for (mixpi_tape_entry *e = scaler->ctx->tape.newest; e; e = e->older) {
         const mixp_op *op = e->call.op;
         mixp_scaler **by = (mixp_scaler **)e->call.attrs;
         if (op != &mixpi_scale_op && op != &mixpi_scaled_entropy_op) continue;
@@ -35284,20 +34853,18 @@ static int mixpi_st_by_key(const void *a, const void *b) {
 
 /* Sorts items by name. Fails with `code` if a name appears twice. */
 static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n, mixp_result code) {
-    size_t i;
     if (r->result != MIXP_OK) return;
     qsort(items, n, sizeof items[0], mixpi_st_by_name);
-    for (i = 1; i < n; i++)
+    for (size_t i = 1; i < n; i++)
         if (mixpi_st_by_name(&items[i - 1], &items[i]) == 0)
             mixpi_report_fail(r, code, "two tensors have the name '%.60s'", items[i].e.name);
 }
 
 /* Sorts pairs by key. Fails with `code` if a key appears twice. */
 static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n, mixp_result code) {
-    size_t i;
     if (r->result != MIXP_OK) return;
     qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
-    for (i = 1; i < n; i++)
+    for (size_t i = 1; i < n; i++)
         if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
             mixpi_report_fail(r, code, "the metadata key '%.60s' appears twice", pairs[i].key);
 }
@@ -35539,7 +35106,6 @@ static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
 static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item *item) {
     char unknown[96];
     mixpi_st_members m;
-    uint64_t bits, i;
     memset(item, 0, sizeof *item);
     j->tensor = name;
     if (!mixpi_st_read_members(j, &m)) return;
@@ -35555,7 +35121,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
         return;
     }
 
-    for (i = 0; i < m.rank; i++) item->e.shape[i] = (int64_t)m.shape[i];
+    for (uint64_t i = 0; i < m.rank; i++) item->e.shape[i] = (int64_t)m.shape[i];
     item->e.name = name;
     item->e.type = item->type->name;
     item->e.dtype = item->type->dtype;
@@ -35565,7 +35131,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     item->wanted = 1;
 
     /* Do shape, dtype and place agree? */
-    bits = mixpi_st_bits(item);
+    uint64_t bits = mixpi_st_bits(item);
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
     mixpi_json_need(j, item->begin <= item->end, "data_offsets end before they begin");
@@ -36000,7 +35566,6 @@ static void mixpi_st_clear(mixp_safetensors *file) {
 /* Packs the pairs over the part of the header that was already read. */
 static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
     char *key, *text, *pack;
-    size_t n;
     int first = 1;
     if (!mixpi_json_need(j, !file->packed, "__metadata__ appears twice")) return;
     file->packed = pack = j->p;
@@ -36013,7 +35578,7 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
     while ((key = mixpi_json_member(j, &first)) != NULL) {
         text = mixpi_json_string(j, "a metadata value is not a string");
         if (!text) return;
-        n = strlen(key) + 1;
+        size_t n = strlen(key) + 1;
         memmove(pack, key, n);
         pack += n;
         n = strlen(text) + 1;
@@ -36041,11 +35606,10 @@ static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
  * data_bytes UINT64_MAX: a stream, whose rest belongs to the program. */
 static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
     uint64_t at = 0;
-    size_t i;
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     if (r->result != MIXP_OK) return;
     qsort(file->items, file->n_items, sizeof file->items[0], mixpi_st_by_place);
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
             mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s the data before it",
@@ -36858,12 +36422,11 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
-    mixp_tensor *t;
     int i;
     s->n_items = s->names_used = 0;
 
     /* Weights and buffers. */
-    for (t = s->ctx->tensors; t; t = t->own.next) {
+    for (mixp_tensor *t = s->ctx->tensors; t; t = t->own.next) {
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
         if (s->fresh && mixpi_is_private(t)) continue;
         if (what && what->only_trained && t->own.is_param && !t->own.optimizers) continue;
@@ -37298,8 +36861,7 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
 
 /* Fails unless every parameter, and each view that an optimizer trains, has a name. */
 static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
-    const mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next)
+    for (const mixp_tensor *t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                 "%s: a %s has no name (%s, %.0f elements); name each parameter and buffer", who,
@@ -37732,8 +37294,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
 static mixp_param_group mixpi_group_loaded(const mixpi_state *s, const mixp_param_group *now) {
     const uintptr_t begin = (uintptr_t)now;
     mixp_param_group group = *now;
-    size_t i;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         uintptr_t at = (uintptr_t)item->memory;
         if (!item->on_device && at >= begin && at < begin + sizeof group)
@@ -37843,9 +37404,8 @@ static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     for (; s && r == MIXP_OK; s = s->next) {
         float scales[MIXPI_ROLES];
-        int i;
         r = mixpi_download(ctx, scales, s->scales, sizeof scales);
-        for (i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
+        for (int i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
             if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
         if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
     }
@@ -37864,12 +37424,11 @@ static const mixp_recipe *mixpi_delayed_of(const mixp_context *ctx, const mixp_t
 static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
     static const char prefix[] = "mixprec.recipe.scales.";
     mixp_result made;
-    mixp_tensor *t;
     if (!ctx->casting) return;
     for (size_t i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
-        for (t = ctx->tensors; t; t = t->own.next)
+        for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
             if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
                 mixpi_delayed_of(ctx, t) &&
                 !mixpi_scaled_of(ctx, t, mixpi_delayed_of(ctx, t), &made))
@@ -37912,7 +37471,6 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
-    mixp_tensor *t;
 
     /* An added parameter keeps what the program wrote into it: its master follows. */
     for (int o = 0; what->partial && o < what->n_optimizers; o++)
@@ -37938,10 +37496,10 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     /* Low copies, gradients and windows of buffers that knew the old weights are void. Gradients
      * in views are the program's. */
     mixpi_crew_forget(ctx);
-    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
-    for (t = ctx->tensors; t; t = t->own.next)
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t)) mixpi_note_load(t, "mixp_checkpoint_load");
     for (int o = 0; o < what->n_optimizers; o++) /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
@@ -38840,10 +38398,9 @@ static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
 
 /* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
 static int mixpi_visited_site(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
-    int n;
     for (uint64_t sibling = 0;; sibling++) {
         *hash = mixpi_mix(v->hash, sibling) | 1u;
-        n = mixpi_site_find(w, *hash);
+        int n = mixpi_site_find(w, *hash);
         if (!n) return 0;
         const mixpi_site *site = mixpi_site_number(w, n);
         if (site->pass != w->pass) return n;
@@ -40294,11 +39851,10 @@ static int mixpi_inf_was_written(const mixp_context *ctx, int number) {
 static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
     int left = ctx->watch->n_sites, at = loss, before = loss;
     while (before && left--) {
-        int i;
         at = before;
         const mixpi_site *site = mixpi_site_at(ctx, at);
         before = 0;
-        for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
+        for (int i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
             if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
                 before = site->from[i];
     }
@@ -40538,8 +40094,6 @@ static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
 static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
-    mixp_event_kind trouble;
-    int of_grad;
     if (!mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->count) return;
 
     /* Copy what the sample saw. */
@@ -40557,8 +40111,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (site->low == MIXP_F32 && site->fallen < 2) return; /* stores f32 in any case */
     if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
-        trouble = mixpi_site_trouble(w, site);
-        of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
+        mixp_event_kind trouble = mixpi_site_trouble(w, site);
+        int of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
         if (trouble != MIXP_EVENT_COUNT)
             mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
         if (trouble != MIXP_EVENT_IMPRECISE) return;
@@ -41153,7 +40707,6 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, mixp_dtype dtype) {
-    int n;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_between_steps(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
     const char *wrong = mixpi_pin_wrong(ctx, pattern, dtype);
@@ -41174,7 +40727,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
     pin->dtype = dtype;
     pin->fits = 0;
 
-    for (n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
+    for (int n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
     if (w->settled) mixpi_settle_events(ctx);
     ctx->capture.sites_moved++;
     return MIXP_OK;
@@ -41254,8 +40807,7 @@ enum { MIXPI_OBSERVED_SITES = 4096 };   /* limit of sites, unless a guard has se
  * trial's steps. */
 MIXPI_SELDOM
 static void mixpi_trial_forget(mixp_context *ctx) {
-    mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
     mixpi_crew_forget(ctx);
     ctx->step = ctx->watch->trial_step;
 }
@@ -41902,9 +41454,8 @@ static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
 
 /* Uses, on the tape, of leaves without a place in the arena: at least as many as such leaves. */
 static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
-    const mixpi_tape_entry *e;
     int64_t n = 0;
-    for (e = ctx->tape.newest; e; e = e->older)
+    for (const mixpi_tape_entry *e = ctx->tape.newest; e; e = e->older)
         for (int i = 0; i < e->call.n_in; i++) {
             const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             n += t && !t->own.ranks.leaf;
@@ -41918,9 +41469,8 @@ static int mixpi_is_absent(const mixp_tensor *t) {
 }
 
 static int64_t mixpi_absent_count(const mixp_context *ctx) {
-    const mixp_tensor *t;
     int64_t n = 0;
-    for (t = ctx->tensors; t; t = t->own.next) n += mixpi_is_absent(t);
+    for (const mixp_tensor *t = ctx->tensors; t; t = t->own.next) n += mixpi_is_absent(t);
     return n;
 }
 
@@ -41943,9 +41493,8 @@ static void mixpi_leaf_add(mixpi_exchange *d, mixp_tensor *t) {
 
 /* Sets for each leaf of the tape the entry that completes it. Appends new leaves to the list. */
 static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
-    const mixpi_tape_entry *e;
     int64_t position = 0;
-    for (e = ctx->tape.newest; e; e = e->older, position++)
+    for (const mixpi_tape_entry *e = ctx->tape.newest; e; e = e->older, position++)
         for (int i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             if (!t) continue;
@@ -42010,8 +41559,7 @@ static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l, siz
 static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from, char *arena) {
     mixpi_bucket *b = NULL;
     size_t bytes = 0;
-    int64_t i;
-    for (i = from; i < d->n_leaves; i++) {
+    for (int64_t i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         const mixp_tensor *t = l->tensor;
 
@@ -42480,14 +42028,13 @@ static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, i
  * only if the lists differ. */
 static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
-    unsigned char *due;
     int alike, any;
     if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
     for (int64_t i = 0; i < d->n_buckets; i++)
         h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
     mixp_result r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
     if (r != MIXP_OK || alike) return r;
-    due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
+    unsigned char *due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
     if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);
     for (int64_t i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
     r = mixpi_bits_join(ctx, due, d->n_buckets);
@@ -43378,20 +42925,19 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     const size_t size = (size_t)ctx->ranks.size, first = size * sizeof(double);
     double *counts = (double *)mixpi_host_take(ctx, first), *table;
     int64_t n = 1;
-    size_t i, bytes;
     if (!counts) return mixpi_out_of_memory(ctx, first);
 
     /* How many buffers has the rank with the most? */
     memset(counts, 0, first);
     counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
     mixp_result r = mixpi_ranks_share(ctx, counts, 1);
-    for (i = 0; i < size; i++)
+    for (size_t i = 0; i < size; i++)
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
     mixpi_host_free(ctx, counts);
     if (r != MIXP_OK) return r;
 
     /* The tables have that many rows. */
-    bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
+    size_t bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
     table = (double *)mixpi_host_take(ctx, bytes);
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
@@ -43700,9 +43246,8 @@ static int mixpi_is_compared(const mixp_tensor *t) {
 
 /* Returns the number of weights. If `all` is given, lists them there. */
 static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **all) {
-    mixp_tensor *t;
     int64_t n = 0;
-    for (t = ctx->tensors; t; t = t->own.next) {
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
         if (all) all[n] = t;
         n++;
@@ -43795,14 +43340,13 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
-    mixp_tensor *t;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks.size);
     if (ctx->ranks.size < 2) return MIXP_OK;
     mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
-    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
+    for (mixp_tensor *t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
         mixpi_note_load(t, "mixp_ranks_from");
         r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);

@@ -4,7 +4,7 @@
 .PHONY: install uninstall shared dist dist-files
 
 # What users include, and what they compile: see docs/embedding.md.
-ADDONS  = compare conv plain_file recurrent report trail
+ADDONS  = compare conv ops plain_file recurrent report trail
 RELEASE_ADDONS = $(ADDONS) gguf profile
 SOURCED = mixprec_cuda.cu LICENSE $(wildcard src/parts/*.c)
 install:   ## copy the header, its parts, add-ons, companion, licence and mixprec.pc below DESTDIR/PREFIX

@@ -180,8 +180,6 @@ MIXPI_SELDOM_BEGIN
 #include "operators/bags.c"
 #include "operators/composed.c"
 #include "operators/loss_options.c"
-#include "operators/combined.c"
-#include "operators/einsum.c"
 MIXPI_SELDOM_END
 #include "operators/table.c"
 MIXPI_COLD_BEGIN

@@ -36,16 +36,14 @@
  *     sinh cosh erfinv            F32      x                    x
  *     power                       F32      a, b                 both          broadcasts
  *     atan2                       PROMOTE  a, b                 both          broadcasts
- *     addcdiv                     PROMOTE  x, a, b              all           broadcasts
  *     prelu                       LOW      x, w                 both          w: by channel
- *     einsum                      LOW      a, b                 both          sums, one product
  *     sum                         F32_OUT  x                    x
  *     mean                        KEEP     x                    x
  *     max min                     KEEP     x                    x             ties: first, or all
  *     argmax argmin               KEEP     x                    none          i32
- *     prod cumsum cumprod         F32_OUT  x                    x             computed in f32
+ *     prod cumsum                 F32_OUT  x                    x             computed in f32
  *     var std                     KEEP     x                    x             computed in f32
- *     logsumexp vector_norm norm  F32      x                    x
+ *     logsumexp vector_norm       F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
@@ -58,7 +56,7 @@
  *     masked_fill                 KEEP     x, mask              x             broadcasts
  *     eq ne gt ge lt le           KEEP     a, b                 none          u8; broadcast
  *     one_hot                     KEEP     ids                  none          of any dtype
- *     scatter_add scatter         PROMOTE  x, ids, src          x, src
+ *     scatter_add                 PROMOTE  x, ids, src          x, src
  *     index_add                   PROMOTE  x, ids, src          x, src
  *     topk sort                   KEEP     x                    x             and i32 indices
  *     full                        -        none                 none          a constant
@@ -77,8 +75,6 @@
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     detach                      KEEP     x                    none
  *     permute flip expand pad     KEEP     x                    x
- *     roll tril triu              KEEP     x                    x
- *     searchsorted                KEEP     edges, values        none          i32
  *     concat stack                PROMOTE  any number           all
  *     slice split (_sizes)        KEEP     x                    x
  */
@@ -255,21 +251,9 @@ MIXPREC_API mixp_tensor *mixp_erfinv(mixp_context *ctx, mixp_tensor *x);
  * Both broadcast as NumPy does. */
 MIXPREC_API mixp_tensor *mixp_power(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_atan2(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* PROMOTE. x + value a / b, with NumPy's broadcasting. Runs mixp_div, mixp_scale and mixp_add. */
-MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
-                                      mixp_tensor *b, float value);
 /* LOW. x where x > 0, otherwise w x. w has one element, or w[channels] with the size of dimension 1
  * of x; otherwise MIXP_ERR_SHAPE. */
 MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w);
-/* LOW. The sum of products that an equation of letters describes, as "bhqd,bhkd->bhqk": one letter
- * for each dimension, at most 8 per operand. A letter that the result lacks is summed. Without "->"
- * the result has the letters that occur once, in alphabetical order. The function permutes and
- * reshapes both operands, and runs one mixp_matmul. A letter that only one operand has, and the
- * result lacks, is summed before, by mixp_sum. MIXP_ERR_ARGUMENT: the equation does not have two
- * operands, has a letter twice in one of them, or a letter of the result in none. MIXP_ERR_SHAPE:
- * the letters do not fit the shapes. */
-MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
-                                     mixp_tensor *b);
 
 /* dim: -rank..rank-1, or MIXP_ALL to reduce all elements to a scalar. keep 1 keeps the dimension
  * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
@@ -301,23 +285,12 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
                                   int keep);
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
-/* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
- * without a gradient. Orders Inf and -Inf are the largest and the smallest |x|, with the gradient
- * of mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
- * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. MIXP_ERR_SHAPE: 0 elements, and the order is
- * negative or Inf. */
-MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
-                                   int keep);
 
 /* F32_OUT. The product, computed in f32. The gradient of an element is the product of all others:
  * exact where elements are 0. */
 MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* F32_OUT. Element i along dim is the sum of elements 0 to i, computed in f32. */
 MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim);
-/* F32_OUT. Element i along dim is the product of elements 0 to i, computed in f32. The function
- * runs log2(n) products, n the size of dim, and each keeps a copy of x for the gradient. The
- * gradient does not divide by x. */
-MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim);
 
 /* F32_OUT. softmax: e^x / sum(e^x). log_softmax: its logarithm. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
@@ -405,18 +378,6 @@ MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int
                                           mixp_tensor *ids, mixp_tensor *src);
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src);
-/* PROMOTE. x, with element [.., ids[.., j, ..], ..] along dim replaced by src[.., j, ..]. Shapes
- * and errors are those of scatter_add. An element that ids name more than once becomes the sum of
- * its sources; in PyTorch it becomes any one of them. Runs two scatter_add and a masked_fill. */
-MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
-                                      mixp_tensor *src);
-/* KEEP. For each value the number of edges below it (right 1: below or equal): the index at which
- * the value keeps the ascending edges in order. A NaN is above all edges. edges[n] for values of
- * any shape, or edges[..., n] for values[..., m]. Result: i32, the shape of values, no gradient.
- * All edges are compared with all values: 5 n m bytes of memory. MIXP_ERR_SHAPE: shapes that do not
- * fit, more than 2^24 edges, values of rank MIXP_MAX_RANK. */
-MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
-                                           mixp_tensor *values, int right);
 /* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
  * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. For
@@ -642,13 +603,6 @@ MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int ran
 MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
                                      const int64_t *shape);
-/* KEEP. roll: shifts elements along dim, to higher indices if shift > 0; elements that leave at one
- * end enter at the other. roll joins two slices. tril, triu: x[..., rows, cols] with zeros where
- * col - row is above (triu: below) diagonal. They run mixp_masked_fill. MIXP_ERR_SHAPE: tril or
- * triu of a rank below 2, or of more than 2^24 rows or columns. */
-MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim);
-MIXPREC_API mixp_tensor *mixp_tril(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
-MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
 /* KEEP. x (u8 and i32 too) with `before` and `after` elements of value around it along dim; neither
  * is below 0. MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,

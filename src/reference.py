@@ -16,7 +16,7 @@ import sys
 import textwrap
 
 SRC = os.path.dirname(os.path.abspath(__file__))
-ADDONS = ("conv.h", "recurrent.h", "compare.h")
+ADDONS = ("conv.h", "ops.h", "recurrent.h", "compare.h")
 NAME = re.compile(r"\b(?:mixp_[a-z0-9_]+|MIXP_[A-Z0-9_]+|MIXPREC_[A-Z0-9_]+)\b")
 
 WORD = re.compile(r"\b[A-Za-z_]\w+\b")

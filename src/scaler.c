@@ -496,8 +496,7 @@ static const mixp_op mixpi_scaled_entropy_op =
 
 /* Before the scaler is freed: losses of this step that it scaled can no longer be walked back. */
 static void mixpi_scale_lose(const mixp_scaler *scaler) {
-    mixpi_tape_entry *e;
-    for (e = scaler->ctx->tape.newest; e; e = e->older) {
+    for (mixpi_tape_entry *e = scaler->ctx->tape.newest; e; e = e->older) {
         const mixp_op *op = e->call.op;
         mixp_scaler **by = (mixp_scaler **)e->call.attrs;
         if (op != &mixpi_scale_op && op != &mixpi_scaled_entropy_op) continue;

@@ -84,13 +84,12 @@ MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
     const int64_t n = s->at.n1 - s->at.n0, depth = s->at.depth, step = s->job->step;
     const int     split = s->job->split;
     const uint16_t *b = (const uint16_t *)g->b.data + s->at.b_at;
-    int64_t j, k;
 
     /* Rows of b', 16 at a time. */
     if (g->trans_b) {
         b += s->at.n0 * g->ldb + s->at.p0;
-        for (j = 0; j < n; j += 16)
-            for (k = 0; k < depth; k += 32) {
+        for (int64_t j = 0; j < n; j += 16)
+            for (int64_t k = 0; k < depth; k += 32) {
                 uint16_t *to = s->b_pack + (j / 32 * s->at.steps + k / 32) * step + j % 32 * 32;
                 MIXPI_P(tiles_b_transposed)(to, b + j * g->ldb + k, g->ldb, n - j, depth - k);
                 if (split) s->bad |= MIXPI_P(tiles_split)(to, 16);
@@ -100,8 +99,8 @@ MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
 
     /* 32 rows of b at a time. */
     b += s->at.p0 * g->ldb + s->at.n0;
-    for (k = 0; k < depth; k += 32)
-        for (j = 0; j < n; j += 32) {
+    for (int64_t k = 0; k < depth; k += 32)
+        for (int64_t j = 0; j < n; j += 32) {
             uint16_t *to = s->b_pack + (j / 32 * s->at.steps + k / 32) * step;
             MIXPI_P(tiles_across)(to, b + k * g->ldb + j, g->ldb, n - j, depth - k);
             if (split) s->bad |= MIXPI_P(tiles_split)(to, 32);
@@ -421,13 +420,12 @@ MIXPI_K mixp_result MIXPI_P(gemm_by_tiles)(const mixp_exec *x, const mixp_gemm_a
     const int low = g->a.dtype == MIXP_BF16 || g->a.dtype == MIXP_F16;
     const int how = g->a.dtype == MIXP_BF16 ? MIXPI_TILES_BF16 : f16;
     const mixpi_gemm_shape *set = &MIXPI_P(tiles_shape);
-    int64_t     work;
     mixp_result r;
     mixpi_tiles_job job;
     if (!low || g->a.dtype != g->b.dtype || g->k <= 0) return MIXPI_P(gemm)(x, g);
     if (!mixpi_gemm_starts(g, &r)) return r;
     if (how == MIXPI_TILES_SPLIT) set = &MIXPI_P(tiles_shape_split);
-    work = g->m * g->n * g->k * g->batch / set->lanes;
+    int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
     MIXPI_P(tiles_plan)(&job, g, how, set, mixpi_workers(x, work));
     return mixpi_run_sliced(x, g->batch * job.cut.down * job.cut.across, work,
                             MIXPI_P(tiles_task), &job, &job.cut.slices);

@@ -109,13 +109,12 @@ MIXPI_KERNEL(look_at, mixpi_cpu_look_at, mixp_look_args, MIXPI_P(look_piece))
 MIXPI_K int MIXPI_P(check_any)(const mixpi_lanes *l, const char *now) {
     const uint64_t exponent = l->exponent, unit = l->unit;
     uint64_t any[8], word[8], all = 0;
-    int i, j;
     memset(any, 0, sizeof any);
-    for (i = 0; i < MIXPI_CHECK_WORDS; i += 8) {
+    for (int i = 0; i < MIXPI_CHECK_WORDS; i += 8) {
         memcpy(word, now + 8 * i, sizeof word);
-        for (j = 0; j < 8; j++) any[j] |= (word[j] & exponent) + unit;
+        for (int j = 0; j < 8; j++) any[j] |= (word[j] & exponent) + unit;
     }
-    for (j = 0; j < 8; j++) all |= any[j];
+    for (int j = 0; j < 8; j++) all |= any[j];
     return (all & l->sign) != 0;
 }
 

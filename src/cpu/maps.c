@@ -199,22 +199,21 @@ static void mixpi_axes_part(mixpi_axes *x) {
 /* Merges axes, then a short last axis with the axis before it, if possible. */
 static void mixpi_map_merge(mixpi_map *m) {
     mixpi_axes *x = &m->axes;
-    int k, last;
     mixpi_axes_join(x);
     mixpi_axes_part(x);
 
     m->width = MIXPI_BLOCK;
-    last = x->rank - 1;
+    int last = x->rank - 1;
     if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0)
         return;
-    for (k = 0; k < x->arrays; k++)
+    for (int k = 0; k < x->arrays; k++)
         if (!mixpi_axes_merge(x, k)) return;
 
     /* A short last axis that repeats becomes part of the axis before it. */
     m->period = x->n[last];
     m->width = MIXPI_BLOCK / m->period * m->period;
     x->n[last - 1] *= m->period;
-    for (k = 0; k < x->arrays; k++) {
+    for (int k = 0; k < x->arrays; k++) {
         m->periodic[k] = x->s[k][last] == 1 && x->s[k][last - 1] == 0;
         x->s[k][last - 1] = m->periodic[k] ? 0 : x->s[k][last];
     }
@@ -237,13 +236,12 @@ static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
 
 /* Cuts the last axis into blocks. */
 static void mixpi_map_plan(mixpi_map *m) {
-    int i, last;
     mixpi_map_merge(m);
-    last = m->axes.rank - 1;
+    int last = m->axes.rank - 1;
     m->cols = m->axes.n[last];
     m->blocks = mixpi_ceil_div(m->cols, m->width);
     m->outputs = m->rows = 1;
-    for (i = 0; i < last; i++) {
+    for (int i = 0; i < last; i++) {
         if (m->axes.s[0][i]) m->outputs *= m->axes.n[i];
         else m->rows *= m->axes.n[i];
     }

@@ -6,12 +6,11 @@
 MIXPI_RARE mixpi_v MIXPI_P(recode_scales)(const mixp_recode_args *k, int64_t strip, int64_t col) {
     const uint8_t *codes = k->scales;
     const mixpi_v one = mixpi_vset(1.0f);
-    mixpi_v v;
     float s[16];
     if (k->scale == MIXP_SCALE_TENSOR) return one;
     codes += strip * k->cols + col;
     if (k->scale == MIXP_SCALE_E4M3) {          /* 1 for 0, as mixpi_scale_of_code */
-        v = mixpi_vget(MIXP_F8_E4M3, codes);
+        mixpi_v v = mixpi_vget(MIXP_F8_E4M3, codes);
         return mixpi_vselect_gt(mixpi_vset(0.5f * MIXP_E4M3_TINY), v, one, v);
     }
     for (int i = 0; i < 16; i++) s[i] = mixpi_scale_of_code(k->scale, codes[i]);

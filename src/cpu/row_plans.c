@@ -4,8 +4,7 @@
 /* The first row whose id is neither in [0, limit) nor `ignore`; -1 if all are valid. */
 #define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is ignored                 */
 static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit, int64_t ignore) {
-    int64_t i;
-    for (i = 0; i < rows; i++)
+    for (int64_t i = 0; i < rows; i++)
         if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return i;
     return -1;
 }
@@ -281,8 +280,7 @@ static void mixpi_rope_run(const void *args, int64_t unit) {
     const double scale = k->scaled ? k->scale : 1.0;
     double c[MIXPI_ROPE_WIDE], s[MIXPI_ROPE_WIDE];
     double step_c[MIXPI_ROPE_WIDE], step_s[MIXPI_ROPE_WIDE];
-    int64_t i, p;
-    for (i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         double step = k->scaled ? k->frequency[first + i]
                                 : pow(k->base, -2.0 * (double)(first + i) / (double)k->d);
         double angle = (double)(k->first + from) * step;
@@ -292,8 +290,8 @@ static void mixpi_rope_run(const void *args, int64_t unit) {
         step_s[i] = sin(step);
     }
 
-    for (p = from; p < end; p++)
-        for (i = 0; i < n; i++) {
+    for (int64_t p = from; p < end; p++)
+        for (int64_t i = 0; i < n; i++) {
             double next = c[i] * step_c[i] - s[i] * step_s[i];
             job->cosine[p * half + first + i] = (float)(c[i] * scale);
             job->sine[p * half + first + i] = (float)(s[i] * scale);

@@ -257,9 +257,8 @@ static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
  * evenly, and moves src's densest axis to second to last. At least two axes remain. */
 static void mixpi_copy_axes(mixpi_axes *x) {
     const int64_t *d = x->s[0], *s = x->s[1];
-    int i, j, best;
-    for (i = 1; i < x->rank; i++)
-        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
+    for (int i = 1; i < x->rank; i++)
+        for (int j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
             mixpi_axes_swap(x, j, j - 1);
     mixpi_axes_join(x);
     if (x->rank == 1) {
@@ -267,15 +266,14 @@ static void mixpi_copy_axes(mixpi_axes *x) {
         x->n[0] = 1;
         x->rank = 2;
     }
-    best = x->rank - 2;
-    for (i = best - 1; i >= 0; i--)
+    int best = x->rank - 2;
+    for (int i = best - 1; i >= 0; i--)
         if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
     if (s[x->rank - 1] != 1) mixpi_axes_swap(x, best, x->rank - 2);
 }
 
 static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     size_t bytes = (size_t)k->rank * sizeof(int64_t);
-    int i, last;
     memset(c, 0, sizeof *c);
     c->dst = k->dst;
     c->src = k->src;
@@ -289,7 +287,7 @@ static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     mixpi_copy_axes(&c->axes);
 
     /* A tile is a run of memory, or a square if one side is strided. */
-    last = c->axes.rank - 1;
+    int last = c->axes.rank - 1;
     c->dense = c->axes.s[0][last] == 1 && c->axes.s[1][last] == 1;
     c->tile_cols = c->tile_rows = MIXPI_COPY_TILE;
     if (c->dense) {
@@ -302,7 +300,7 @@ static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     c->down = mixpi_ceil_div(c->axes.n[last - 1], c->tile_rows);
     c->across = mixpi_ceil_div(c->axes.n[last], c->tile_cols);
     c->tiles = c->down * c->across;
-    for (i = 0; i < last - 1; i++) c->tiles *= c->axes.n[i];
+    for (int i = 0; i < last - 1; i++) c->tiles *= c->axes.n[i];
 }
 
 /* Does copy have work? If not, *r is the error, or MIXP_OK if there is nothing to do. */

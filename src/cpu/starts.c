@@ -405,10 +405,9 @@ static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k
     mixpi_parallel(x, n, k->n, task, &job);
     for (i = 0; i < n; i++) {
         int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
-        int e;
         mixpi_look_join(k->row, &job.pieces[i], count);
         if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
-        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+        for (int e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
             k->exponents[e] += job.pieces[i].exponents[e];
     }
     return MIXP_OK;

@@ -157,8 +157,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
 /* The slow look at a block: finds the Inf or NaN element, and sums squares in double, whose range
  * holds the squares of 3e38 and 1e-38. */
 static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor, int64_t first) {
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         float v = x[i] * factor;
         uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu, a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
         c->squares += (double)v * (double)v;
@@ -292,18 +291,17 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
 
 static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k, mixp_task task) {
     mixpi_chunk_job job;
-    int64_t i;
     memset(&job, 0, sizeof job);
     job.plan = k->plan;
     job.step = k->step;
     job.counting = k->lost != NULL;
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
     if (r != MIXP_OK || k->step->skip) return r;
-    for (i = 0; k->lost && i < job.count; i++) {
+    for (int64_t i = 0; k->lost && i < job.count; i++) {
         k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
         k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
     }
-    for (i = 0; i < k->count; i++)
+    for (int64_t i = 0; i < k->count; i++)
         if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;
     return MIXP_OK;
 }

@@ -36,8 +36,7 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
 
 /* Fails unless every parameter, and each view that an optimizer trains, has a name. */
 static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
-    const mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next)
+    for (const mixp_tensor *t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                 "%s: a %s has no name (%s, %.0f elements); name each parameter and buffer", who,
@@ -470,8 +469,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
 static mixp_param_group mixpi_group_loaded(const mixpi_state *s, const mixp_param_group *now) {
     const uintptr_t begin = (uintptr_t)now;
     mixp_param_group group = *now;
-    size_t i;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         uintptr_t at = (uintptr_t)item->memory;
         if (!item->on_device && at >= begin && at < begin + sizeof group)
@@ -581,9 +579,8 @@ static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     for (; s && r == MIXP_OK; s = s->next) {
         float scales[MIXPI_ROLES];
-        int i;
         r = mixpi_download(ctx, scales, s->scales, sizeof scales);
-        for (i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
+        for (int i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
             if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
         if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
     }
@@ -602,12 +599,11 @@ static const mixp_recipe *mixpi_delayed_of(const mixp_context *ctx, const mixp_t
 static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
     static const char prefix[] = "mixprec.recipe.scales.";
     mixp_result made;
-    mixp_tensor *t;
     if (!ctx->casting) return;
     for (size_t i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
-        for (t = ctx->tensors; t; t = t->own.next)
+        for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
             if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
                 mixpi_delayed_of(ctx, t) &&
                 !mixpi_scaled_of(ctx, t, mixpi_delayed_of(ctx, t), &made))
@@ -650,7 +646,6 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
-    mixp_tensor *t;
 
     /* An added parameter keeps what the program wrote into it: its master follows. */
     for (int o = 0; what->partial && o < what->n_optimizers; o++)
@@ -676,10 +671,10 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     /* Low copies, gradients and windows of buffers that knew the old weights are void. Gradients
      * in views are the program's. */
     mixpi_crew_forget(ctx);
-    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
-    for (t = ctx->tensors; t; t = t->own.next)
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t)) mixpi_note_load(t, "mixp_checkpoint_load");
     for (int o = 0; o < what->n_optimizers; o++) /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {

@@ -415,12 +415,11 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
-    mixp_tensor *t;
     int i;
     s->n_items = s->names_used = 0;
 
     /* Weights and buffers. */
-    for (t = s->ctx->tensors; t; t = t->own.next) {
+    for (mixp_tensor *t = s->ctx->tensors; t; t = t->own.next) {
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
         if (s->fresh && mixpi_is_private(t)) continue;
         if (what && what->only_trained && t->own.is_param && !t->own.optimizers) continue;

@@ -30,7 +30,6 @@ static void mixpi_st_clear(mixp_safetensors *file) {
 /* Packs the pairs over the part of the header that was already read. */
 static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
     char *key, *text, *pack;
-    size_t n;
     int first = 1;
     if (!mixpi_json_need(j, !file->packed, "__metadata__ appears twice")) return;
     file->packed = pack = j->p;
@@ -43,7 +42,7 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
     while ((key = mixpi_json_member(j, &first)) != NULL) {
         text = mixpi_json_string(j, "a metadata value is not a string");
         if (!text) return;
-        n = strlen(key) + 1;
+        size_t n = strlen(key) + 1;
         memmove(pack, key, n);
         pack += n;
         n = strlen(text) + 1;
@@ -71,11 +70,10 @@ static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
  * data_bytes UINT64_MAX: a stream, whose rest belongs to the program. */
 static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
     uint64_t at = 0;
-    size_t i;
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     if (r->result != MIXP_OK) return;
     qsort(file->items, file->n_items, sizeof file->items[0], mixpi_st_by_place);
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
             mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s the data before it",

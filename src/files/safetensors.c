@@ -164,20 +164,18 @@ static int mixpi_st_by_key(const void *a, const void *b) {
 
 /* Sorts items by name. Fails with `code` if a name appears twice. */
 static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n, mixp_result code) {
-    size_t i;
     if (r->result != MIXP_OK) return;
     qsort(items, n, sizeof items[0], mixpi_st_by_name);
-    for (i = 1; i < n; i++)
+    for (size_t i = 1; i < n; i++)
         if (mixpi_st_by_name(&items[i - 1], &items[i]) == 0)
             mixpi_report_fail(r, code, "two tensors have the name '%.60s'", items[i].e.name);
 }
 
 /* Sorts pairs by key. Fails with `code` if a key appears twice. */
 static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n, mixp_result code) {
-    size_t i;
     if (r->result != MIXP_OK) return;
     qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
-    for (i = 1; i < n; i++)
+    for (size_t i = 1; i < n; i++)
         if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
             mixpi_report_fail(r, code, "the metadata key '%.60s' appears twice", pairs[i].key);
 }
@@ -419,7 +417,6 @@ static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
 static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item *item) {
     char unknown[96];
     mixpi_st_members m;
-    uint64_t bits, i;
     memset(item, 0, sizeof *item);
     j->tensor = name;
     if (!mixpi_st_read_members(j, &m)) return;
@@ -435,7 +432,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
         return;
     }
 
-    for (i = 0; i < m.rank; i++) item->e.shape[i] = (int64_t)m.shape[i];
+    for (uint64_t i = 0; i < m.rank; i++) item->e.shape[i] = (int64_t)m.shape[i];
     item->e.name = name;
     item->e.type = item->type->name;
     item->e.dtype = item->type->dtype;
@@ -445,7 +442,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     item->wanted = 1;
 
     /* Do shape, dtype and place agree? */
-    bits = mixpi_st_bits(item);
+    uint64_t bits = mixpi_st_bits(item);
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
     mixpi_json_need(j, item->begin <= item->end, "data_offsets end before they begin");

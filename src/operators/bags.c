@@ -81,14 +81,13 @@ static void mixpi_bag_arrays(const mixp_call *c, mixp_embedding_args *k) {
 static mixp_result mixpi_bag_forward(mixp_call *c) {
     mixpi_bagged *p = (mixpi_bagged *)c->attrs;
     mixp_embedding_args *k = &p->k;
-    mixp_result r;
     if (p->follow) c->saved[0] = p->follow;
     else if (k->bags.mode == MIXP_BAG_MAX && !mixp_call_save(c, 0, MIXP_I32, 2, c->out->shape))
         return MIXP_ERR_MEMORY;
     k->bags.follow = p->follow != NULL;
     mixpi_bag_arrays(c, k);
     k->y = mixpi_call_y(c);
-    r = MIXPI_RUN(c, embedding, k);
+    mixp_result r = MIXPI_RUN(c, embedding, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_bags(c, k) : r;
 }
 

@@ -3,7 +3,7 @@
 #include "picking.c"
 #include "losses.c"
 #include "random.c"
-/* --- min, argmin, logsumexp, var, std, vector_norm: made of others ------------------------- */
+/* --- min, argmin, logsumexp, var, std, vector_norm, prelu: made of others ---------------- */
 
 /* Can `name` reduce x along dim? */
 static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
@@ -38,15 +38,13 @@ typedef struct mixpi_form {
     int dim, keep, correction;  /* correction: the C of var's divisor n - C                */
     int wide;                   /* 1: under autocast the result is f32                     */
     const mixp_loss_desc *desc; /* options of a loss; otherwise NULL                       */
-    float order;                /* order of a norm                                         */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
 /* Operators that round the results of forms, under names that a guard reports. */
 enum {
-    MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_OF_ANY_NORM,
-    MIXPI_OF_CUMPROD, MIXPI_ROUNDINGS
+    MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS
 };
 
 #define MIXPI_ROUNDING(name)                                                                  \
@@ -54,7 +52,7 @@ enum {
       mixpi_cast_backward, NULL }
 static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
     MIXPI_ROUNDING("logsumexp"), MIXPI_ROUNDING("var"), MIXPI_ROUNDING("std"),
-    MIXPI_ROUNDING("vector_norm"), MIXPI_ROUNDING("norm"), MIXPI_ROUNDING("cumprod")
+    MIXPI_ROUNDING("vector_norm")
 };
 #undef MIXPI_ROUNDING
 
@@ -85,6 +83,18 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
 }
 
+/* A reduction along dim, whose result the operator `rounding` rounds. */
+static mixpi_form mixpi_reduction_form(int rounding, int dim, int keep,
+    mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)) {
+    mixpi_form p;
+    memset(&p, 0, sizeof p);
+    p.op = &mixpi_roundings[rounding];
+    p.dim = dim;
+    p.keep = keep;
+    p.of = of;
+    return p;
+}
+
 /* The result of p without elements: `value`, a constant whose derivatives are 0. */
 static mixp_tensor *mixpi_form_of_nothing(
     mixp_context *ctx, mixp_tensor *x, const mixpi_form *p, uint32_t value) {
@@ -103,13 +113,8 @@ static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, cons
 }
 
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
+    mixpi_form p = mixpi_reduction_form(MIXPI_OF_LOGSUMEXP, dim, keep, mixpi_form_logsumexp);
     p.wide = 1;
-    p.op = &mixpi_roundings[MIXPI_OF_LOGSUMEXP];
-    p.of = mixpi_form_logsumexp;
     return mixpi_apply_form(ctx, x, &p);
 }
 
@@ -188,13 +193,8 @@ static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixp
 
 MIXPREC_API mixp_tensor *mixp_var(
     mixp_context *ctx, mixp_tensor *x, int dim, int correction, int keep) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
+    mixpi_form p = mixpi_reduction_form(MIXPI_OF_VAR, dim, keep, mixpi_form_var);
     p.correction = correction;
-    p.op = &mixpi_roundings[MIXPI_OF_VAR];
-    p.of = mixpi_form_var;
     return mixpi_apply_form(ctx, x, &p);
 }
 
@@ -214,13 +214,8 @@ static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixp
 
 MIXPREC_API mixp_tensor *mixp_std(
     mixp_context *ctx, mixp_tensor *x, int dim, int correction, int keep) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
+    mixpi_form p = mixpi_reduction_form(MIXPI_OF_STD, dim, keep, mixpi_form_std);
     p.correction = correction;
-    p.op = &mixpi_roundings[MIXPI_OF_STD];
-    p.of = mixpi_form_std;
     return mixpi_apply_form(ctx, x, &p);
 }
 
@@ -229,12 +224,22 @@ static mixp_tensor *mixpi_form_norm(mixp_context *ctx, mixp_tensor *x, const mix
 }
 
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep;
+    mixpi_form p = mixpi_reduction_form(MIXPI_OF_NORM, dim, keep, mixpi_form_norm);
     p.wide = 1;
-    p.op = &mixpi_roundings[MIXPI_OF_NORM];
-    p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w) {
+    mixpi_outer o;
+    int64_t shape[MIXP_MAX_RANK];
+    mixp_call *c = mixpi_outer_call(&o, ctx, "prelu", 2, x, w, NULL);
+    if (!c) return NULL;
+    if (w->rank > 1 || (w->count != 1 && (x->rank < 2 || x->shape[1] != w->count))) {
+        mixpi_bad_shapes(c, "w needs one element, or one for each index of x's dimension 1");
+        return NULL;
+    }
+    for (int i = 0; i < x->rank; i++) shape[i] = 1;
+    if (w->count > 1) shape[0] = w->count;
+    w = mixp_reshape(ctx, w, w->count > 1 ? x->rank - 1 : 0, shape);
+    return mixpi_apply_binary(ctx, MIXP_OP_PRELU, MIXP_BINARY_PRELU, x, w);
 }

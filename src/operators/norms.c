@@ -199,11 +199,10 @@ static mixp_tensor *mixpi_sum_before(
  * product's backward does not read the product's result. */
 static int mixpi_call_readers(const mixp_call *c, int i) {
     const mixp_op *makers[2];
-    const mixpi_tape_entry *e;
     int readers = 0, made = 0, k;
     makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
     makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
-    for (e = c->ctx->tape.newest; e; e = e->older) {
+    for (const mixpi_tape_entry *e = c->ctx->tape.newest; e; e = e->older) {
         if (e->call.out == c->in[i])
             made =
                 e->call.op == makers[0] || e->call.op == makers[1] || e->call.op == &mixpi_mlp_op;

@@ -189,13 +189,12 @@ MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim
 
 MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim) {
     int64_t shape[MIXP_MAX_RANK];
-    int i, axis;
     mixpi_outer o;
     if (!mixpi_outer_call(&o, ctx, "unsqueeze", 1, x, NULL, NULL)) return NULL;
-    axis = mixpi_axis(dim, x->rank + 1);
+    int axis = mixpi_axis(dim, x->rank + 1);
     if (axis < 0 || x->rank == MIXP_MAX_RANK)
         return mixpi_no_dim(ctx, "mixp_unsqueeze", "place for a new dimension of", x, dim);
-    for (i = 0; i <= x->rank; i++)
+    for (int i = 0; i <= x->rank; i++)
         shape[i] = i < axis ? x->shape[i] : i == axis ? 1 : x->shape[i - 1];
     return mixp_reshape(ctx, x, x->rank + 1, shape);
 }

@@ -1,7 +1,7 @@
 #pragma once
 #include "table.c"
 #include "loss_options.c"
-#include "einsum.c"
+#include "products.c"
 #include "../walk/checks.c"
 /* --- derivatives along a direction ------------------------------------------------------- *
  *
@@ -19,6 +19,10 @@ static mixp_tensor *mixpi_tangent(const mixp_call *c, int i) {
 static mixp_tensor *mixpi_tangent_or_zeros(const mixp_call *c, int i) {
     mixp_tensor *d = mixpi_tangent(c, i), *x = c->in[i];
     return d ? d : mixp_full(c->ctx, x->dtype, x->rank, x->shape, 0.0);
+}
+
+static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
+    return mixp_full(ctx, MIXP_F32, 0, NULL, value);
 }
 
 /* a + b, one of which may be missing. */

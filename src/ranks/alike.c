@@ -341,14 +341,13 @@ static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, i
  * only if the lists differ. */
 static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
-    unsigned char *due;
     int alike, any;
     if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
     for (int64_t i = 0; i < d->n_buckets; i++)
         h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
     mixp_result r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
     if (r != MIXP_OK || alike) return r;
-    due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
+    unsigned char *due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
     if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);
     for (int64_t i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
     r = mixpi_bits_join(ctx, due, d->n_buckets);

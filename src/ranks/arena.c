@@ -11,9 +11,8 @@ static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
 
 /* Uses, on the tape, of leaves without a place in the arena: at least as many as such leaves. */
 static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
-    const mixpi_tape_entry *e;
     int64_t n = 0;
-    for (e = ctx->tape.newest; e; e = e->older)
+    for (const mixpi_tape_entry *e = ctx->tape.newest; e; e = e->older)
         for (int i = 0; i < e->call.n_in; i++) {
             const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             n += t && !t->own.ranks.leaf;
@@ -27,9 +26,8 @@ static int mixpi_is_absent(const mixp_tensor *t) {
 }
 
 static int64_t mixpi_absent_count(const mixp_context *ctx) {
-    const mixp_tensor *t;
     int64_t n = 0;
-    for (t = ctx->tensors; t; t = t->own.next) n += mixpi_is_absent(t);
+    for (const mixp_tensor *t = ctx->tensors; t; t = t->own.next) n += mixpi_is_absent(t);
     return n;
 }
 
@@ -52,9 +50,8 @@ static void mixpi_leaf_add(mixpi_exchange *d, mixp_tensor *t) {
 
 /* Sets for each leaf of the tape the entry that completes it. Appends new leaves to the list. */
 static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
-    const mixpi_tape_entry *e;
     int64_t position = 0;
-    for (e = ctx->tape.newest; e; e = e->older, position++)
+    for (const mixpi_tape_entry *e = ctx->tape.newest; e; e = e->older, position++)
         for (int i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             if (!t) continue;
@@ -119,8 +116,7 @@ static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l, siz
 static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from, char *arena) {
     mixpi_bucket *b = NULL;
     size_t bytes = 0;
-    int64_t i;
-    for (i = from; i < d->n_leaves; i++) {
+    for (int64_t i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         const mixp_tensor *t = l->tensor;
 

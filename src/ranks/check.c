@@ -13,9 +13,8 @@ static int mixpi_is_compared(const mixp_tensor *t) {
 
 /* Returns the number of weights. If `all` is given, lists them there. */
 static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **all) {
-    mixp_tensor *t;
     int64_t n = 0;
-    for (t = ctx->tensors; t; t = t->own.next) {
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
         if (all) all[n] = t;
         n++;
@@ -108,14 +107,13 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
-    mixp_tensor *t;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks.size);
     if (ctx->ranks.size < 2) return MIXP_OK;
     mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
-    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
+    for (mixp_tensor *t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
         mixpi_note_load(t, "mixp_ranks_from");
         r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);

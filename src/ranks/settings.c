@@ -237,20 +237,19 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     const size_t size = (size_t)ctx->ranks.size, first = size * sizeof(double);
     double *counts = (double *)mixpi_host_take(ctx, first), *table;
     int64_t n = 1;
-    size_t i, bytes;
     if (!counts) return mixpi_out_of_memory(ctx, first);
 
     /* How many buffers has the rank with the most? */
     memset(counts, 0, first);
     counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
     mixp_result r = mixpi_ranks_share(ctx, counts, 1);
-    for (i = 0; i < size; i++)
+    for (size_t i = 0; i < size; i++)
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
     mixpi_host_free(ctx, counts);
     if (r != MIXP_OK) return r;
 
     /* The tables have that many rows. */
-    bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
+    size_t bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
     table = (double *)mixpi_host_take(ctx, bytes);
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);

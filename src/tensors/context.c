@@ -113,8 +113,7 @@ struct mixp_graph {
 /* Marks all low copies of parameters as stale, so that their next reader renews them. Needed
  * because the host does not see which copies a graph writes. */
 static void mixpi_lows_doubt(mixp_context *ctx) {
-    mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next)
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
         if (t->own.low[0] || t->own.low[1]) mixpi_note_write(t, "mixp_replay");
 }
 

@@ -371,8 +371,7 @@ static void mixpi_arena_free(mixp_context *ctx, mixpi_arena *a, void *data, size
 }
 
 static void mixpi_arena_reset(mixpi_arena *a) {
-    mixpi_piece *p;
-    for (p = a->first; p; p = p->next) p->used = 0;
+    for (mixpi_piece *p = a->first; p; p = p->next) p->used = 0;
     a->used = 0;
     a->free = NULL;
 }

@@ -27,8 +27,7 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
 static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     const uint64_t last = 2 * (uint64_t)p->room - 1;
     uint64_t h = 0xCBF29CE484222325u, at;
-    const char *c;
-    for (c = name; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
+    for (const char *c = name; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
     at = (h ^ h >> 32) & last;
     while (p->named[at] && strcmp(p->named[at]->name, name) != 0) at = (at + 1) & last;
     return &p->named[at];

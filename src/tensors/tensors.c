@@ -452,18 +452,17 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 /* Initialises t, normal or uniform, with standard deviation gain / sqrt(fan). fan is fan_in if fans
  * is 0, otherwise the mean of fan_in and fan_out. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
-    double in, out, std, bound;
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init"));
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
             "mixp_init: '%.60s' has rank %d; xavier and kaiming need weights [out, in, ...]",
             t->name, t->rank);
     if (!t->count) return MIXP_OK;
-    in = (double)(t->count / t->shape[0]);
-    out = (double)(t->count / t->shape[1]);
+    double in = (double)(t->count / t->shape[0]);
+    double out = (double)(t->count / t->shape[1]);
     const int before = mixpi_enter(t->ctx); /* gain may be any number */
-    std = gain / sqrt(fans ? (in + out) / 2.0 : in);
-    bound = sqrt(3.0) * std;
+    double std = gain / sqrt(fans ? (in + out) / 2.0 : in);
+    double bound = sqrt(3.0) * std;
     return mixpi_leave(t->ctx, before,
         normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound));
 }

@@ -243,10 +243,9 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #elif MIXPI_POOL
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
-    int64_t i;
     if (p) mixpi_pool_run(p, tasks, task, arg);
     else
-        for (i = 0; i < tasks; i++) task(arg, i, 0);
+        for (int64_t i = 0; i < tasks; i++) task(arg, i, 0);
 }
 #elif MIXPI_OPENMP
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {

@@ -44,11 +44,9 @@ static void mixpi_rerun_spill(mixpi_rerun *b) {
 /* Frees what the calls of a block under MIXP_NO_GRAD made, except y's memory. */
 static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
     const mixp_tensor *kept = mixpi_origin(y);
-    mixpi_tape_entry *e;
-    int k, keeps;
-    for (e = ctx->tape.unrecorded; e; e = e->older) {
-        keeps = mixpi_origin(e->call.out) == kept;
-        for (k = 0; k < MIXP_MAX_SAVED; k++) keeps |= e->call.saved[k] == kept;
+    for (mixpi_tape_entry *e = ctx->tape.unrecorded; e; e = e->older) {
+        int keeps = mixpi_origin(e->call.out) == kept;
+        for (int k = 0; k < MIXP_MAX_SAVED; k++) keeps |= e->call.saved[k] == kept;
         if (!keeps) mixpi_entry_spill(e);
     }
     ctx->tape.unrecorded = NULL;

@@ -52,8 +52,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
 /* Clears all pending gradients. A failed walk drops the gradients that it wrote, which are
  * incomplete. */
 static void mixpi_walk_end(mixp_context *ctx, int failed) {
-    mixpi_tape_entry *e;
-    for (e = ctx->tape.newest; e; e = e->older) {
+    for (mixpi_tape_entry *e = ctx->tape.newest; e; e = e->older) {
         e->call.out->own.pending = e->made = 0;
         e->lacks = MIXP_OK;
         for (int i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;

@@ -215,7 +215,6 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, mixp_dtype dtype) {
-    int n;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_between_steps(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
     const char *wrong = mixpi_pin_wrong(ctx, pattern, dtype);
@@ -236,7 +235,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
     pin->dtype = dtype;
     pin->fits = 0;
 
-    for (n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
+    for (int n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
     if (w->settled) mixpi_settle_events(ctx);
     ctx->capture.sites_moved++;
     return MIXP_OK;

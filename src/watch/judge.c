@@ -197,11 +197,10 @@ static int mixpi_inf_was_written(const mixp_context *ctx, int number) {
 static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
     int left = ctx->watch->n_sites, at = loss, before = loss;
     while (before && left--) {
-        int i;
         at = before;
         const mixpi_site *site = mixpi_site_at(ctx, at);
         before = 0;
-        for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
+        for (int i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
             if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
                 before = site->from[i];
     }

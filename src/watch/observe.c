@@ -8,8 +8,7 @@ enum { MIXPI_OBSERVED_SITES = 4096 };   /* limit of sites, unless a guard has se
  * trial's steps. */
 MIXPI_SELDOM
 static void mixpi_trial_forget(mixp_context *ctx) {
-    mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
     mixpi_crew_forget(ctx);
     ctx->step = ctx->watch->trial_step;
 }

@@ -109,8 +109,6 @@ static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
 static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
-    mixp_event_kind trouble;
-    int of_grad;
     if (!mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->count) return;
 
     /* Copy what the sample saw. */
@@ -128,8 +126,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (site->low == MIXP_F32 && site->fallen < 2) return; /* stores f32 in any case */
     if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
-        trouble = mixpi_site_trouble(w, site);
-        of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
+        mixp_event_kind trouble = mixpi_site_trouble(w, site);
+        int of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
         if (trouble != MIXP_EVENT_COUNT)
             mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
         if (trouble != MIXP_EVENT_IMPRECISE) return;

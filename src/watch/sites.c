@@ -143,10 +143,9 @@ static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
 
 /* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
 static int mixpi_visited_site(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
-    int n;
     for (uint64_t sibling = 0;; sibling++) {
         *hash = mixpi_mix(v->hash, sibling) | 1u;
-        n = mixpi_site_find(w, *hash);
+        int n = mixpi_site_find(w, *hash);
         if (!n) return 0;
         const mixpi_site *site = mixpi_site_number(w, n);
         if (site->pass != w->pass) return n;

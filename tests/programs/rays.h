@@ -2,6 +2,8 @@
  * weights by cumprod, which the last samples of a dense ray make nearly 0.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include "examples/ops.h"
+
 enum { RAYS = FIT(6), RAYS_SAMPLES = 6, RAYS_WIDTH = FIT(16), RAYS_IN = FIT(9) };
 
 typedef struct rays {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_exported.sh - conv.h, recurrent.h and report.h in a library of the program's own: one file defines their
+# test_exported.sh - conv.h, ops.h, recurrent.h and report.h in a library of the program's own: one file defines their
 # functions, others, in C and in C++, call them.
 # SPDX-License-Identifier: MIT OR Unlicense
 cd "$(dirname "$0")/../.." || exit 1
@@ -14,16 +14,19 @@ cat >"$tmp/api.h" <<'END'
 #  define API extern
 #endif
 #define CONV_API API
+#define OPS_API API
 #define RECURRENT_API API
 #define REPORT_API API
 #include "mixprec.h"
 #include "examples/conv.h"
+#include "examples/ops.h"
 #include "examples/recurrent.h"
 #include "examples/report.h"
 END
 echo '#include "api.h"' >"$tmp/library.c"
 cat >"$tmp/user.c" <<'END'
 #define CONV_NO_IMPLEMENTATION
+#define OPS_NO_IMPLEMENTATION
 #define RECURRENT_NO_IMPLEMENTATION
 #define REPORT_NO_IMPLEMENTATION
 #include "api.h"
@@ -35,6 +38,7 @@ int main(void) {
     mixp_step_begin(ctx);
     report_header(line, sizeof line, "exported", "cpu");
     if (report_open("", line, 0)) return 1;
+    if (mixp_roll(ctx, NULL, 1, 0)) return 2;
     if (lstm_layer(ctx, NULL, NULL, NULL, NULL)) return 2;
     return mixp_item(mixp_sum(ctx, upsample_nearest2d(ctx, mixp_input(ctx, MIXP_F32, 4, shape, values), 2, 3), MIXP_ALL, 0)) == 60.0
                ? 0 : 3;

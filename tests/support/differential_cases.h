@@ -2,6 +2,7 @@
  * device of a context: values and gradients in f32, f16 and bf16, and under autocast.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include "examples/ops.h"
 #include "against_torch.h"
 #include "reference/small.h"
 

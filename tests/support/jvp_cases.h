@@ -2,6 +2,7 @@
  * derivatives beside PyTorch's in f64; in f16 and bf16; finite differences in double; refusals.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include "examples/ops.h"
 #include "../reference/generate.h"
 #include "../reference/jvp.h"
 

@@ -2,6 +2,8 @@
  * and gradients beside double-precision loops, sizes of 1, Inf and NaN, refusals.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include "examples/ops.h"
+
 enum { CASE_ROOM = 512 };
 
 static const mixp_dtype case_reals[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };

@@ -12,6 +12,8 @@
 #ifndef OPERATORS_H
 #define OPERATORS_H
 
+#include "examples/ops.h"
+
 /* What an operator is applied to. A test fills in what it has; a call uses what its row needs. */
 typedef struct op_in {
     mixp_context  *c;

@@ -17,7 +17,7 @@ import tempfile
 import cffi
 import torch
 
-ADDONS = ("conv", "recurrent")
+ADDONS = ("conv", "ops", "recurrent")
 
 
 class Refused(Exception):
@@ -124,11 +124,12 @@ class Mixprec:
     # --- calls ---
 
     def has(self, name):
-        return hasattr(self.lib, "mixp_" + name)
+        return hasattr(self.lib, "mixp_" + name) or hasattr(self.more, "mixp_" + name)
 
     def __getattr__(self, name):
-        """mixp_NAME, or NAME of an add-on, with the context as its first argument."""
-        function = getattr(self.lib, "mixp_" + name, None) or getattr(self.more, name, None)
+        """mixp_NAME of the library or an add-on, or NAME of an add-on, with the context as its first argument."""
+        function = (getattr(self.lib, "mixp_" + name, None) or getattr(self.more, "mixp_" + name, None)
+                    or getattr(self.more, name, None))
         if function is None:
             raise Missing("no " + name)
 

@@ -15,7 +15,7 @@ check 'make says which version it builds' sh -c 'case $1 in "mixprec $2: "*) ;; 
                                       - "$(first_line)" "$version"
 check 'make install'                  run_make install
 check 'the header is there'           cmp mixprec.h "$root/include/mixprec.h"
-addons() { for h in compare conv recurrent report trail; do cmp "examples/$h.h" "$root/include/mixprec/$h.h" || return; done; }
+addons() { for h in compare conv ops recurrent report trail; do cmp "examples/$h.h" "$root/include/mixprec/$h.h" || return; done; }
 check 'the add-ons are there'         addons
 sources() { for f in mixprec_cuda.cu LICENSE src/parts/*.c; do cmp "$f" "$root/share/mixprec/$(basename "$f")" || return; done; }
 check 'the companion, the parts and the licence are there' sources
@@ -73,7 +73,7 @@ if tar --version 2>/dev/null | grep -q GNU && command -v sha256sum >/dev/null; t
     contents() { tar tzf "$tmp/dist/dist/mixprec-$version.tar.gz" | sed 's,.*/,,' | LC_ALL=C sort | tr '\n' ' ' >"$tmp/contents"; cat "$tmp/contents"
         page=; ! command -v "${PYTHON:-python3}" >/dev/null || page=' reference.html'
         [ "$(cat "$tmp/contents")" = " CHANGELOG.md LICENSE SECURITY.md SHA256SUMS compare.h conv.h gguf.h mixprec.h mixprec.spdx \
-mixprec_avx2.c mixprec_avx512.c mixprec_cuda.cu mixprec_formats.h mixprec_host.c mixprec_neon.c mixprec_scalar.c plain_file.h profile.h \
+mixprec_avx2.c mixprec_avx512.c mixprec_cuda.cu mixprec_formats.h mixprec_host.c mixprec_neon.c mixprec_scalar.c ops.h plain_file.h profile.h \
 recurrent.h$page report.h trail.h " ]
     }
     check 'it has the files that users copy' contents

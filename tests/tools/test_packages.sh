@@ -17,6 +17,7 @@ cat >"$tmp/main.c" <<'END'
 #include <mixprec.h>
 #include <mixprec/compare.h>
 #include <mixprec/conv.h>
+#include <mixprec/ops.h>
 #include <mixprec/recurrent.h>
 #include <mixprec/report.h>
 #include <stdio.h>

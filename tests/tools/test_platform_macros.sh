@@ -12,7 +12,7 @@ half='-DMIXPREC_NO_SIMD'        # make test: the words of one instruction set
 
 printf '%s\n' "$head" '#include "mixprec.h"' >"$tmp/declared.c"
 printf '%s\n' "$head" '#define MIXPREC_IMPLEMENTATION' '#include "mixprec.h"' >"$tmp/implemented.c"
-{ cat "$tmp/declared.c"; for f in conv recurrent compare trail qk_clip report; do echo "#include \"$f.h\""; done; } >"$tmp/added.c"
+{ cat "$tmp/declared.c"; for f in conv ops recurrent compare trail qk_clip report; do echo "#include \"$f.h\""; done; } >"$tmp/added.c"
 for f in declared implemented added; do cp "$tmp/$f.c" "$tmp/$f.cpp"; done
 
 c() { $CC -std=gnu99 $OPENMP -fsyntax-only $include "$@"; }

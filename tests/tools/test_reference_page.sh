@@ -23,7 +23,7 @@ grep -o 'href="#[A-Za-z0-9_-]*"' "$page" | sed 's/href="#//; s/"//' | LC_ALL=C s
 none_left() { [ -z "$(LC_ALL=C comm -23 "$1" "$2" | tee /dev/stderr)" ]; }
 LC_ALL=C sort -u "$tmp/ids" >"$tmp/unique"
 check "each of $(wc -l <"$tmp/functions") public functions has a place" none_left "$tmp/functions" "$tmp/unique"
-cat examples/conv.h examples/recurrent.h examples/compare.h | grep -E '^[A-Z]+_API ' | sed 's/(.*//; s/.*[ *]//' |
+cat examples/conv.h examples/ops.h examples/recurrent.h examples/compare.h | grep -E '^[A-Z]+_API ' | sed 's/(.*//; s/.*[ *]//' |
     LC_ALL=C sort -u >"$tmp/addons"
 check "so has each of $(wc -l <"$tmp/addons") functions of the add-ons"   none_left "$tmp/addons" "$tmp/unique"
 no_linkage() { ! grep -n '[A-Z]_API \(<a\|mixp\|int\|void\|const\)' "$page"; }

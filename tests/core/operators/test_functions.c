@@ -4,6 +4,7 @@
  * every instruction set and thread count.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "test.h"
 #include "shared_work.h"
 #include "against_torch.h"

@@ -12,6 +12,7 @@
 #include "mixprec.h"
 #include "examples/compare.h"
 #include "examples/conv.h"
+#include "examples/ops.h"
 #include "examples/recurrent.h"
 #include "examples/trail.h"
 #include "examples/qk_clip.h"
