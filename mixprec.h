@@ -12296,7 +12296,11 @@ MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, flo
 
 /* For x in [-104, 89] or NaN: e^x = 2^n (1 + the result), with an integer n. */
 MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
-    *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
+    *n = mixpi_vmul(x, mixpi_vset(1.44269504f));
+#if MIXPI_PASS != 2                     /* elsewhere a NaN would become an integer */
+    *n = mixpi_vmax(*n, mixpi_vset(-151.0f));
+#endif
+    *n = mixpi_vround(*n);
     mixpi_v r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
     mixpi_v p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
@@ -12308,15 +12312,17 @@ MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
  * or in two halves, so only the last step can round or overflow. At and below -104 the factor is 0,
  * because a product that underflows takes 100 times as long. */
 MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
-    const mixpi_v least = mixpi_vset(-104.0f);
-    mixpi_v n, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
-    p = mixpi_vadd(p, mixpi_vset(1.0f));
+    const mixpi_v least = mixpi_vset(-104.0f), one = mixpi_vset(1.0f);
+    mixpi_v n;
 #if MIXPI_PASS == 2
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLE_UQ), p, n);
+    const __mmask16 there = _mm512_cmp_ps_mask(x, least, _CMP_NLE_UQ);
+    x = mixpi_vexpm1_part(mixpi_vmin(mixpi_vset(89.0f), x), &n);
+    return _mm512_maskz_scalef_ps(there, mixpi_vadd(x, one), n);
 #else
+    mixpi_v p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
     mixpi_v half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     n = mixpi_vselect_gt(x, least, mixpi_vsub(n, half), mixpi_vset(-127.0f));
-    return mixpi_vldexp(mixpi_vldexp(p, half), n);
+    return mixpi_vldexp(mixpi_vldexp(mixpi_vadd(p, one), half), n);
 #endif
 }
 

@@ -285,7 +285,7 @@ double peer_gemm_by(const char *who, int m, int n, int k, int trans_a, int trans
 
 typedef struct attention_memory { void *q, *k, *v, *dy, *y, *dq, *dk, *dv, *mask, *lse; } attention_memory;
 
-// Of [b, t, heads, d], all of one dtype; kind: 0 full, 1 causal, 2 a mask [t, t]; backward: as well.
+// Of [b, t, heads, d], all of one dtype; kind: 0 full, 1 causal, from 2 on a mask [t, t]; backward: as well.
 double peer_attention(int b, int t, int heads, int d, int dtype, int kind, int backward,
                       const attention_memory *m, int repeat, int threads) {
     mixp_context *ctx = context(threads);
@@ -306,7 +306,7 @@ double peer_attention(int b, int t, int heads, int d, int dtype, int kind, int b
     k.k_at = k.v_at = k.q_at;
     k.y = out(m->y);
     k.lse = (float *)m->lse;
-    if (kind == 2) {
+    if (kind >= 2) {
         k.mask = in(m->mask);
         k.mask_at.row = t;
         k.mask_key = 1;

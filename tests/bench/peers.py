@@ -402,7 +402,12 @@ def attention(lib, a):
         for dtype in [d for d in (F32, BF16, F16) if NAME[d] in a.dtypes and (d != F16 or a.f16)]:
             sizes = [n * SIZE[dtype]] * 8 + [t * t * SIZE[dtype], b * heads * t * 4]
             memory = (ctypes.c_void_p * 10)(*(lib.peer_buffer(size) for size in sizes))
-            for kind, what in enumerate(("full", "causal", "a mask [t, t]")):
+            for kind, what in enumerate(("full", "causal", "a mask [t, t]", "0 or -Inf")):
+                if kind == 3 and not torch:
+                    continue
+                if kind == 3:  # chance hides each key of each query or not
+                    hidden = torch.rand(t * t) < 0.5
+                    view(memory[8], dtype, t * t).copy_(torch.where(hidden, -math.inf, 0.0))
                 for backward in (0, 1):
                     c = {
                         "mixprec": lambda: lib.peer_attention(
@@ -420,7 +425,7 @@ def attention(lib, a):
                     for who in times:
                         row += f"  {who} {spread([1e3 * s for s in times[who]])}"
                     if "PyTorch" in times:
-                        goal = 1.5 if t == 1024 and kind == 2 else None
+                        goal = 1.5 if t == 1024 and kind >= 2 else None
                         r = ratio(times, "PyTorch")
                         row += f"   mixprec is {r:.2f} x{verdict(r, goal)}"
                     print(row + tiles.note(times, a.rounds), flush=True)
@@ -433,7 +438,7 @@ def torch_attention(memory, sizes, dtype, kind, backward):
     q, k, v, dy = (
         view(p, dtype, math.prod(sizes)).view(sizes).transpose(1, 2) for p in memory[:4]
     )
-    mask = view(memory[8], dtype, t * t).view(t, t) if kind == 2 else None
+    mask = view(memory[8], dtype, t * t).view(t, t) if kind >= 2 else None
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def forward():
