@@ -126,7 +126,7 @@ static int read_vocabulary(corpus *d, const config *c) {
                "\"tokens\" with their number: use the one of the model's config.json", text);
     d->rows = c->vocab == AUTO ? d->vocab : c->vocab;
     if (d->rows < d->vocab)
-        die(2, "--vocab %lld is less than the vocabulary of %lld: raise it, or leave it out",
+        die(2, "--vocab %lld is less than the vocabulary of %lld: raise it, or leave out --vocab",
             (long long)d->rows, (long long)d->vocab);
     return 1;
 }
@@ -156,7 +156,7 @@ static void die_beyond(const corpus *d, const shard *s, int32_t token) {
     if (d->words && d->rows == d->words->count)
         die(1, "%s holds token %ld, and the %lld tokens of --tokenizer end before it: use the one that "
                "made the data", s->path, (long)token, (long long)d->rows);
-    die(1, "%s holds token %ld, beyond those of --vocab %lld: raise it, or leave it out", s->path,
+    die(1, "%s holds token %ld, beyond those of --vocab %lld: raise it, or leave out --vocab", s->path,
         (long)token, (long long)d->rows);
 }
 
@@ -215,7 +215,7 @@ static void find_largest(corpus *d) {
 static void check_gguf_rows(const corpus *d, const config *c) {
     if (!is_gguf(c->export_to) || !d->words || d->words->count <= d->rows) return;
     die(1, "--export FILE.gguf needs a row for each token: %s has %lld tokens, and the model has %lld "
-           "rows. Raise --vocab to %lld, or leave it out", c->tokenizer, (long long)d->words->count,
+           "rows. Raise --vocab to %lld, or leave out --vocab", c->tokenizer, (long long)d->words->count,
         (long long)d->rows, (long long)d->words->count);
 }
 
@@ -236,7 +236,7 @@ static void make_vocabulary(corpus *d, const config *c) {
             c->data, (long long)d->vocab - 1, TOKENS_MOST - 1,
             d->shards[0].width == 4 ? "16" : "32");
     if (c->vocab != AUTO && c->vocab < d->vocab)
-        die(1, "%s has %lld different bytes: raise --vocab %lld, or leave it out", c->data,
+        die(1, "%s has %lld different bytes: raise --vocab %lld, or leave out --vocab", c->data,
             (long long)d->vocab, (long long)c->vocab);
     d->rows = limit ? limit : d->vocab;
     check_gguf_rows(d, c);
@@ -443,7 +443,7 @@ static int64_t read_prompt_words(const config *c, const corpus *d, int32_t *ids)
     for (int64_t i = 0; i < n; i++) {
         const bpe_token *word = &d->words->tokens[all[i]];
         if (all[i] >= d->rows)
-            die(1, "--prompt holds \"%.*s\", token %ld of %s, and the model has %lld tokens: leave it out, or "
+            die(1, "--prompt holds \"%.*s\", token %ld of %s, and the model has %lld tokens: leave out --prompt, or "
                    "use the tokenizer that made the model's data", word->length, word->bytes, (long)all[i],
                 c->tokenizer, (long long)d->rows);
         ids[i] = all[i];

@@ -68,7 +68,7 @@ static const mixp_device *choose_device(const char *wish, const char *isa, int g
     if (gpu) snprintf(name, space, "cuda:%d", ordinal);
     else snprintf(name, space, "%s", device->name);
     if (graph && !device->capture_begin)
-        die(2, "--graph needs a GPU, and this is %s: leave it out%s", name,
+        die(2, "--graph needs a GPU, and this is %s: leave out --graph%s", name,
             HAS_CUDA ? ", or use --device cuda" : "");
     return device;
 }

@@ -162,7 +162,7 @@ static void check_options(void) {
         die(2, "--frozen q8_0 is for matrices that are not trained: add --lora or --adapter");
     if (opt.level == 3 && opt.dtype == DTYPE_FP32) die(2, "--level 3 needs --dtype bf16 or fp16");
     if (opt.masters && (opt.level != 3 || opt.dtype != DTYPE_BF16))
-        die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, or leave it out");
+        die(2, "--masters makes the master copies of bf16 weights smaller: add --level 3 --dtype bf16, or leave out --masters");
     if (opt.graph && opt.retry > 0) die(2, "--retry waits for each step, and --graph does not: leave one out");
     if (opt.ordered && opt.total_batch == AUTO)
         die(2, "--ordered needs a batch that does not depend on ranks: add --total-batch N");

@@ -258,7 +258,7 @@ enum { N_OTHER_NAMES = (int)(sizeof other_names / sizeof other_names[0]) };
 
 /* Options of other trainers that have no counterpart here, and what to do. */
 static const char *const option_hints[][2] = {
-    {"compile", "The kernels are compiled already: leave it out"},
+    {"compile", "The kernels are compiled already: leave out --compile"},
     {"num-samples", "--sample N writes one sample of N tokens. Another --seed draws another: run the program again"},
     {"depth", "Give --layers N, and --width and --heads with it"},
     {"always-save-checkpoint", "Each validation saves checkpoint.safetensors, and the best so far as "
@@ -412,26 +412,26 @@ static void check_ordered_ranks(const config *c, int64_t ranks) {
 static void check_recipe(const config *c) {
     if ((c->recipe || c->recipe_of[0]) && (c->dtype != DTYPE_BF16 || c->level == 0))
         die(2, "--recipe needs bf16, which represents all its numbers: add --dtype bf16, and no --level 0, "
-               "or leave it out");
+               "or leave out --recipe");
     if (c->recipe_of[0]) return;            /* its names are checked where they are read */
     if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
-        die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
+        die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave out --recipe-without");
     if (c->over6 && c->recipe != MIXP_RECIPE_NVFP4)
-        die(2, "--over6 is for blocks of nvfp4: add --recipe nvfp4, or leave it out");
+        die(2, "--over6 is for blocks of nvfp4: add --recipe nvfp4, or leave out --over6");
     if (c->over6 > 1 && c->without != 2 && c->without != 4)
         die(2, "--over6 x and both need inputs without the Hadamard transform: add --recipe-without hadamard");
     if (c->row_scaled && c->recipe != MIXP_RECIPE_NVFP4)
-        die(2, "--row-scaled is for inputs in nvfp4: add --recipe nvfp4, or leave it out");
+        die(2, "--row-scaled is for inputs in nvfp4: add --recipe nvfp4, or leave out --row-scaled");
     if (c->row_scaled && c->without != 2 && c->without != 4)
         die(2, "--row-scaled needs inputs without the Hadamard transform: add --recipe-without hadamard");
     if (c->row_scaled && c->over6 > 1)
         die(2, "--row-scaled and --over6 %s do not go together: use --over6 w", c->over6 == 2 ? "x" : "both");
     if (c->e8m0 && c->recipe != MIXP_RECIPE_MXFP8)
-        die(2, "--e8m0 rounds the scales of mxfp8: add --recipe mxfp8, or leave it out");
+        die(2, "--e8m0 rounds the scales of mxfp8: add --recipe mxfp8, or leave out --e8m0");
     if (c->codes && !c->recipe)
-        die(2, "--codes keeps the codes of a recipe: add --recipe, or leave it out");
+        die(2, "--codes keeps the codes of a recipe: add --recipe, or leave out --codes");
     if (c->narrow && !c->recipe)
-        die(2, "--narrow-products multiplies the codes of a recipe: add --recipe, or leave it out");
+        die(2, "--narrow-products multiplies the codes of a recipe: add --recipe, or leave out --narrow-products");
 }
 
 /* Checks combinations of options. */
@@ -445,7 +445,7 @@ static void check_options(const config *c) {
     if (c->resume && c->init[0])
         die(2, "--init begins a run, --resume continues one: leave one of them out");
     if (strcmp(c->from, "last") != 0 && !c->resume)
-        die(2, "--from %s is for --resume: add that, or leave it out", c->from);
+        die(2, "--from %s is for --resume: add that, or leave out --from", c->from);
     checkpoint_name(c);
     guard_every(c);
     check_ordered(c);
@@ -454,25 +454,25 @@ static void check_options(const config *c) {
         die(2, "--plant needs --bias on, --norm layer, a --activation of gelu, weights in f32 "
                "(--level 2 or less) and no --graph");
     if (c->positions == POSITIONS_ROPE && c->width / c->heads % 2 != 0)
-        die(2, "--positions rope turns pairs: --width / --heads is %lld, and must be even",
+        die(2, "--positions rope rotates pairs of numbers, so --width / --heads must be even, not %lld: change one of them",
             (long long)(c->width / c->heads));
     if (c->retry && c->graph)
-        die(2, "--retry asks for the result of each step, --graph does not wait: leave one "
+        die(2, "--retry waits for the result of each step, and --graph does not wait: leave one "
                "out");
     check_export(c);
     if (c->graph && c->profile)
         die(2, "--profile times kernel by kernel, --graph runs them all at once: leave one out");
     if (c->graph && c->trail[0])
-        die(2, "--trail reads what each operator stores, --graph runs them all at once: leave one out");
+        die(2, "--trail reads the result of each operator, and --graph runs all of them at once: leave one out");
     if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))
         die(2, "--no-master is for weights stored low: add --level 3 with --dtype fp16 or bf16, or "
-               "leave it out");
+               "leave out --no-master");
     check_recipe(c);
     if (c->masters && (c->level != 3 || c->dtype != DTYPE_BF16 || c->no_master))
-        die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, "
-               "without --no-master, or leave it out");
+        die(2, "--masters makes the master copies of bf16 weights smaller: add --level 3 --dtype bf16, "
+               "without --no-master, or leave out --masters");
     if (c->min_lr > c->lr)
-        die(2, "--min-lr %g is above --lr %g: lower it, or leave it out", c->min_lr, c->lr);
+        die(2, "--min-lr %g is above --lr %g: lower it, or leave out --min-lr", c->min_lr, c->lr);
     if (c->schedule != MIXP_SCHEDULE_CONSTANT && warmup_steps(c) > decay_steps(c))
         die(2, "--warmup %lld is longer than the %lld steps of the schedule: lower it, or raise "
                "--decay-steps", (long long)c->warmup, (long long)decay_steps(c));

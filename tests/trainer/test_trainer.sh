@@ -73,7 +73,7 @@ refuses "an option without dashes"           2 "\"steps\". Did you mean --steps?
 refuses "an option with one dash"            2 "\"-steps\". Did you mean --steps?" -steps 10
 refuses "one with its value"                 2 "Did you mean --steps?"       -steps=10
 refuses "nanoGPT's log"                      2 "unknown option --wandb_log. With --out DIR, DIR/metrics.jsonl" --wandb_log=True
-refuses "nanoGPT's compiler"                 2 "unknown option --compile. The kernels are compiled already: leave it out" --compile=False
+refuses "nanoGPT's compiler"                 2 "unknown option --compile. The kernels are compiled already: leave out --compile" --compile=False
 refuses "nanoGPT's number of samples"        2 "unknown option --num_samples. --sample N writes one sample of N tokens" --num_samples 3
 refuses "nanoGPT's saves"                    2 "unknown option --always_save_checkpoint. Each validation saves" --always_save_checkpoint=True
 refuses "nanochat's depth"                   2 "unknown option --depth. Give --layers N, and --width" --depth 12
@@ -103,7 +103,7 @@ refuses "a graph on the CPU"                 2 "--graph needs a GPU"         $sm
 refuses "one preset of two unknown"          2 "\"big\" is not one of"  --preset gpt2,big
 refuses "tries without end"                  2 "leave one out"               --retry 3 --graph
 refuses "tries that are no number"           2 "out of range"                --retry=-1
-refuses "pairs of an odd head"               2 "turns pairs: --width / --heads is 3" $small --width 6 --positions rope
+refuses "pairs of an odd head"               2 "must be even, not 3" $small --width 6 --positions rope
 refuses "GPT-2's file of another model"      2 "this model is another"       $small --preset modern --export x
 refuses "a plant without layer norms"        2 "--plant needs --bias on, --norm layer" $small --bias on --norm rms --plant 5
 refuses "a trail of a graph"                 2 "leave one out"               --trail t --graph
@@ -619,7 +619,7 @@ else
     check "and says that it waits" grep -q "^The profile waits for each kernel: without --profile a step on cuda is faster" out
     gpt 0 $small --steps 5 --device cpu --profile; check "a CPU waits for nothing" sh -c '! grep -q "waits for each kernel" out && grep -q "^GEMM" out'
     refuses "a GPU that is not there" 1 "cuda:2: there is no such GPU; --device cpu" $small --device cuda:2
-    refuses "a GPU without graphs"    2 "this is cuda:1: leave it out"         $small --device cuda:1 --graph
+    refuses "a GPU without graphs"    2 "this is cuda:1: leave out --graph"         $small --device cuda:1 --graph
     NO_GPU=1; export NO_GPU
     refuses "no GPU"                  1 "cuda: no GPU is visible; --device cpu"      $small --device cuda
     refuses "graphs without a GPU"    2 "--graph needs a GPU"                  $small --graph
