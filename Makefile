@@ -75,9 +75,9 @@ pack = $(Q)awk $1 -f src/pack.awk src/$(notdir $@) >$@.$$$$ && mv $@.$$$$ $@ || 
 mixprec.h mixprec_cuda.cu: %: $(ROOMS) src/pack.awk
 	$(call say,pack $@)
 	$(call pack)
-docs/pytorch.md: src/pytorch_names.txt src/names.awk
+docs/pytorch.md: mixprec.h src/pytorch_names.txt src/names.awk
 	$(call say,pack $@)
-	$(Q)awk -f src/names.awk src/pytorch_names.txt $@ >$@.$$$$ && mv $@.$$$$ $@ || { rm -f $@.$$$$; exit 1; }
+	$(Q)awk -f src/names.awk mixprec.h src/pytorch_names.txt $@ >$@.$$$$ && mv $@.$$$$ $@ || { rm -f $@.$$$$; exit 1; }
 $(HEADER) $(COMPANION): $(BUILD)/include/%: % 
 	$(Q)mkdir -p $(@D)
 	$(call pack,-v lines=1)

@@ -213,7 +213,7 @@ every_example() {
 }
 check 'examples/README.md names every example' every_example
 
-names_table() { awk -f src/names.awk src/pytorch_names.txt docs/pytorch.md | diff - docs/pytorch.md; }
+names_table() { awk -f src/names.awk mixprec.h src/pytorch_names.txt docs/pytorch.md | diff - docs/pytorch.md; }
 check 'docs/pytorch.md has the names of src/pytorch_names.txt (make pack)' names_table
 
 # The Chinese pages have the programs of the English ones, but for comments, and the figures of their tables. The guide
