@@ -326,7 +326,7 @@ __device__ inline int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0
         "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), \
         "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), \
         "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-/* Operands behind the sums: b, is d added to, does b change sides; then a. */
+/* Operands after the sums: b; whether d is added to; whether b changes sides; then a. */
 #define MIXPI_WGMMA_ASM(N, TYPE, A, TRANS, B, ADD, ACROSS, ...)                           \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; "                             \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE " " MIXPI_SUMS_##N \
@@ -1265,7 +1265,7 @@ inline int mirror_load(const Mirror *m, void *host, size_t offset, size_t bytes)
     return 0;
 }
 
-/* The mirror that holds bytes of device memory, or -1. */
+/* The mirror that contains these bytes of device memory, or -1. */
 inline int mirror_at(const State *s, const void *device, size_t bytes) {
     uintptr_t p = (uintptr_t)device;
     for (int i = 0; i < mirror_count; i++) {
@@ -4471,7 +4471,7 @@ static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) 
  * Results differ from the CPU's by the order of sums in f32 and by e^x, whose relative error is
  * below 2^-22 (1 + |x|). Embeddings match the CPU bit for bit.
  *
- * This room holds what the rooms of rows share: teams, parts of rows, sums in two floats.
+ * This room has what the rooms of rows share: teams, parts of rows, sums in two floats.
  */
 namespace {
 
@@ -4557,7 +4557,7 @@ __device__ inline float value_of(const LongSum &a) {
                     k.stream, job))
 
 /* The 8 or fewer elements of a row that a thread has in one turn of its team. They are neighbours
- * if the row length is a multiple of 8; otherwise they lie a team's size apart. */
+ * if the row length is a multiple of 8; otherwise they are a team's size apart. */
 struct Part {
     int64_t col;
     int     n, step;
@@ -5017,7 +5017,7 @@ __device__ inline Slopes slopes_of(const EntropyBackJob &s, int64_t r, float fac
     return d;
 }
 
-/* factor (softmax - onehot); zeros for an ignored row, even if it holds NaN. */
+/* factor (softmax - onehot); zeros for an ignored row, even if it contains NaN. */
 template <int T, mixp_dtype D>
 __global__ void __launch_bounds__(team_threads, 3)
     entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
@@ -5995,7 +5995,7 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
             mine += i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high;
         int at = block_scan(mine, &all) - mine;
 
-        /* Write the thread's rows behind them. */
+        /* Write the thread's rows after them. */
         for (int k = 0; k < ids_each; k++)
             if (i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high)
                 to[done + at++] = i + k;
@@ -6205,7 +6205,7 @@ __device__ inline void rotate_pair(const RopeJob &s, int64_t row, int k, float *
     *p = turned;
 }
 
-/* One thread per 8 pairs: their elements lie in two eights. */
+/* One thread per 8 pairs: their elements are two groups of eight. */
 __global__ void __launch_bounds__(team_threads) rope_eights(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.t * s.heads * (half / 8); i += (int64_t)gridDim.x * team_threads) {
@@ -6511,7 +6511,7 @@ __global__ void __launch_bounds__(team_threads)
     int n = 2;
     while (n < s.cols && n < sort_room) n *= 2;
     for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
-        /* Fill the room behind the ranks kept so far, and sort it, until the row is read. */
+        /* Fill the room after the ranks kept so far, and sort it, until the row is read. */
         int64_t read = 0;
         for (int kept = 0; read < s.cols; kept = n / 2) {
             for (int t = kept + (int)threadIdx.x; t < n; t += team_threads)
@@ -6571,7 +6571,7 @@ __global__ void __launch_bounds__(team_threads) topk_merge(const __grid_constant
         const int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
         const int64_t other = own - in_run == pair ? pair + s.width : pair;
 
-        /* Count the larger ranks of both, and store the rank behind them. */
+        /* Count the larger ranks of both, and store the rank after them. */
         const uint64_t rank = s.from[i];
         const uint64_t *const others = s.from + row * s.cols + other;
         const int64_t place =
@@ -7263,7 +7263,7 @@ __device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
     else if (row.v) put8_any(array_at(row.v, MIXP_F32), c.i, c.n, c.wide, c.v);
 }
 
-/* Does the row's master hold only the bits that its bf16 weight lacks? */
+/* Does the row's master store only the bits that its bf16 weight lacks? */
 __device__ inline bool is_split(const mixp_param_row &row) {
     return row.master && row.master_dtype != MIXP_F32;
 }
@@ -8650,7 +8650,7 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_
     /* Without columns the product has no elements, but the rows of op(a) still have sums. */
     if (g.n <= 0) return k->kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, *k) : MIXP_OK;
 
-    /* Try cuBLASLt's epilogue, then the product and a kernel behind it. */
+    /* Try cuBLASLt's epilogue, then the product and a kernel after it. */
     bool done = false;
     mixp_result r = MIXP_OK;
     if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);
@@ -8836,7 +8836,7 @@ __device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) 
                         over(col, e.how.block_cols, e.per_block[1])];
 }
 
-/* Stores the codes of 16 values v, which lie under one scale, from element `to` on: 4 bits each, or
+/* Stores the codes of 16 values v, which share one scale, from element `to` on: 4 bits each, or
  * 8. Scales of fp8 are powers of two. Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and
  * its largest value would hide it. */
 __device__ inline void encode16(const Encoding &e, int64_t to, float *v, uint8_t scale) {
@@ -9012,7 +9012,7 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
                                  e.mode == scales_of_squares));
 }
 
-/* Writes the operand's codes and scales to *room, and moves *room behind them. */
+/* Writes the operand's codes and scales to *room, and moves *room past them. */
 inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     e->codes = (uint8_t *)*room;
     e->scales = e->mode ? *room + codes_room(*e) : NULL;
@@ -10004,7 +10004,7 @@ template <int D> __device__ inline void wide_shrink(float (*o)[4], const float *
 }
 
 /* ptxas moves a wait up, past instructions that need not come first, but never across a branch.
- * This branch, which is never taken, depends on the sums of the weights: the wait stays behind. */
+ * This branch, which is never taken, depends on the sums of the weights: the wait stays after them. */
 __device__ inline void wide_settle(float sum) {
     if (sum < 0.0f) wgmma_sees_shared();
 }
@@ -10288,7 +10288,7 @@ namespace {
  */
 const int plain_columns = 64, plain_others = 64;
 
-/* Where group `group` of row `row` lies. */
+/* The place of group `group` of row `row` in shared memory. */
 __device__ inline int plain_at(int row, int group) {
     return row * plain_columns + (group ^ (row & 3) * 2 ^ (row >> 2 & 1)) * 4;
 }
@@ -10460,7 +10460,7 @@ __device__ inline void plain_add(float (*sums)[8], const float *weights, const f
 }
 
 /* Own rows and a tile of the other side. z: the queries' head. end: the last key + 1. busy:
- * the warp has own rows. In the backward pass gradients of weights lie where own rows lay. */
+ * the warp has own rows. In the backward pass the gradients of weights overwrite own rows. */
 struct PlainPlace {
     float *own, *other, *weights;
     int z, first, at, end;
@@ -10534,7 +10534,7 @@ template <int M> __device__ inline void plain_get(const float *tile, float (*s)[
         get4(at + 32, s[i] + 4);
     }
 }
-/* Score n of a thread: its row, its column within the tile, and where it lies. */
+/* Score n of a thread: its row, its column within the tile, and its address. */
 struct PlainScore { int row, column, at; };
 template <int M> __device__ inline PlainScore plain_score(int n) {
     int row = plain_row<M>() + n / 8 * 4, j = n % 8;

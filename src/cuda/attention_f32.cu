@@ -16,7 +16,7 @@ namespace {
  */
 const int plain_columns = 64, plain_others = 64;
 
-/* Where group `group` of row `row` lies. */
+/* The place of group `group` of row `row` in shared memory. */
 __device__ inline int plain_at(int row, int group) {
     return row * plain_columns + (group ^ (row & 3) * 2 ^ (row >> 2 & 1)) * 4;
 }
@@ -188,7 +188,7 @@ __device__ inline void plain_add(float (*sums)[8], const float *weights, const f
 }
 
 /* Own rows and a tile of the other side. z: the queries' head. end: the last key + 1. busy:
- * the warp has own rows. In the backward pass gradients of weights lie where own rows lay. */
+ * the warp has own rows. In the backward pass the gradients of weights overwrite own rows. */
 struct PlainPlace {
     float *own, *other, *weights;
     int z, first, at, end;
@@ -262,7 +262,7 @@ template <int M> __device__ inline void plain_get(const float *tile, float (*s)[
         get4(at + 32, s[i] + 4);
     }
 }
-/* Score n of a thread: its row, its column within the tile, and where it lies. */
+/* Score n of a thread: its row, its column within the tile, and its address. */
 struct PlainScore { int row, column, at; };
 template <int M> __device__ inline PlainScore plain_score(int n) {
     int row = plain_row<M>() + n / 8 * 4, j = n % 8;

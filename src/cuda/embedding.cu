@@ -202,7 +202,7 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
             mine += i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high;
         int at = block_scan(mine, &all) - mine;
 
-        /* Write the thread's rows behind them. */
+        /* Write the thread's rows after them. */
         for (int k = 0; k < ids_each; k++)
             if (i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high)
                 to[done + at++] = i + k;
@@ -412,7 +412,7 @@ __device__ inline void rotate_pair(const RopeJob &s, int64_t row, int k, float *
     *p = turned;
 }
 
-/* One thread per 8 pairs: their elements lie in two eights. */
+/* One thread per 8 pairs: their elements are two groups of eight. */
 __global__ void __launch_bounds__(team_threads) rope_eights(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.t * s.heads * (half / 8); i += (int64_t)gridDim.x * team_threads) {

@@ -162,7 +162,7 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_
     /* Without columns the product has no elements, but the rows of op(a) still have sums. */
     if (g.n <= 0) return k->kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, *k) : MIXP_OK;
 
-    /* Try cuBLASLt's epilogue, then the product and a kernel behind it. */
+    /* Try cuBLASLt's epilogue, then the product and a kernel after it. */
     bool done = false;
     mixp_result r = MIXP_OK;
     if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);

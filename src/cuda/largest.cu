@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(team_threads)
     int n = 2;
     while (n < s.cols && n < sort_room) n *= 2;
     for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
-        /* Fill the room behind the ranks kept so far, and sort it, until the row is read. */
+        /* Fill the room after the ranks kept so far, and sort it, until the row is read. */
         int64_t read = 0;
         for (int kept = 0; read < s.cols; kept = n / 2) {
             for (int t = kept + (int)threadIdx.x; t < n; t += team_threads)
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(team_threads) topk_merge(const __grid_constant
         const int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
         const int64_t other = own - in_run == pair ? pair + s.width : pair;
 
-        /* Count the larger ranks of both, and store the rank behind them. */
+        /* Count the larger ranks of both, and store the rank after them. */
         const uint64_t rank = s.from[i];
         const uint64_t *const others = s.from + row * s.cols + other;
         const int64_t place =

@@ -41,7 +41,7 @@ __device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) 
                         over(col, e.how.block_cols, e.per_block[1])];
 }
 
-/* Stores the codes of 16 values v, which lie under one scale, from element `to` on: 4 bits each, or
+/* Stores the codes of 16 values v, which share one scale, from element `to` on: 4 bits each, or
  * 8. Scales of fp8 are powers of two. Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and
  * its largest value would hide it. */
 __device__ inline void encode16(const Encoding &e, int64_t to, float *v, uint8_t scale) {
@@ -217,7 +217,7 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
                                  e.mode == scales_of_squares));
 }
 
-/* Writes the operand's codes and scales to *room, and moves *room behind them. */
+/* Writes the operand's codes and scales to *room, and moves *room past them. */
 inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     e->codes = (uint8_t *)*room;
     e->scales = e->mode ? *room + codes_room(*e) : NULL;

@@ -10,7 +10,7 @@
  * Results differ from the CPU's by the order of sums in f32 and by e^x, whose relative error is
  * below 2^-22 (1 + |x|). Embeddings match the CPU bit for bit.
  *
- * This room holds what the rooms of rows share: teams, parts of rows, sums in two floats.
+ * This room has what the rooms of rows share: teams, parts of rows, sums in two floats.
  */
 namespace {
 
@@ -96,7 +96,7 @@ __device__ inline float value_of(const LongSum &a) {
                     k.stream, job))
 
 /* The 8 or fewer elements of a row that a thread has in one turn of its team. They are neighbours
- * if the row length is a multiple of 8; otherwise they lie a team's size apart. */
+ * if the row length is a multiple of 8; otherwise they are a team's size apart. */
 struct Part {
     int64_t col;
     int     n, step;

@@ -433,7 +433,7 @@ inline int mirror_load(const Mirror *m, void *host, size_t offset, size_t bytes)
     return 0;
 }
 
-/* The mirror that holds bytes of device memory, or -1. */
+/* The mirror that contains these bytes of device memory, or -1. */
 inline int mirror_at(const State *s, const void *device, size_t bytes) {
     uintptr_t p = (uintptr_t)device;
     for (int i = 0; i < mirror_count; i++) {

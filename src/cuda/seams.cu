@@ -289,7 +289,7 @@ __device__ inline int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0
         "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), \
         "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), \
         "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-/* Operands behind the sums: b, is d added to, does b change sides; then a. */
+/* Operands after the sums: b; whether d is added to; whether b changes sides; then a. */
 #define MIXPI_WGMMA_ASM(N, TYPE, A, TRANS, B, ADD, ACROSS, ...)                           \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; "                             \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE " " MIXPI_SUMS_##N \

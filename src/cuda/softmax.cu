@@ -335,7 +335,7 @@ __device__ inline Slopes slopes_of(const EntropyBackJob &s, int64_t r, float fac
     return d;
 }
 
-/* factor (softmax - onehot); zeros for an ignored row, even if it holds NaN. */
+/* factor (softmax - onehot); zeros for an ignored row, even if it contains NaN. */
 template <int T, mixp_dtype D>
 __global__ void __launch_bounds__(team_threads, 3)
     entropy_back_rows(const __grid_constant__ EntropyBackJob s) {

@@ -135,7 +135,7 @@ __device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
     else if (row.v) put8_any(array_at(row.v, MIXP_F32), c.i, c.n, c.wide, c.v);
 }
 
-/* Does the row's master hold only the bits that its bf16 weight lacks? */
+/* Does the row's master store only the bits that its bf16 weight lacks? */
 __device__ inline bool is_split(const mixp_param_row &row) {
     return row.master && row.master_dtype != MIXP_F32;
 }
