@@ -147,6 +147,12 @@ static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     return (uint64_t)ctx->tape.drawn++;
 }
 
+/* Do the values of an operator's input reach its result unchanged, in another shape or order? */
+static int mixpi_only_rearranges(const mixp_call *c) {
+    return strcmp(c->op->name, "reshape") == 0 || strcmp(c->op->name, "transpose") == 0 ||
+           strcmp(c->op->name, "permute") == 0;
+}
+
 /* Is the maker the operator of this name, or, if name is NULL, an activation of hidden layers? */
 static int mixpi_is_made_by(const mixp_call *maker, const char *name) {
     static const char activations[] =
@@ -172,6 +178,7 @@ static void mixpi_warn_of_maker(mixp_call *c) {
         { "cross_entropy", NULL, any }, { "bce_with_logits", NULL, any }, { "nll", "linear", logs },
         { "nll", NULL, logs }, { "kl_div", "linear", logs }, { "kl_div", NULL, logs } };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
+    while (maker && mixpi_only_rearranges(maker)) maker = mixpi_maker(maker->in[0]);
     if (!maker) return;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].loss, c->op->name) == 0 && mixpi_is_made_by(maker, rows[i].maker))

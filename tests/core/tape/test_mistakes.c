@@ -933,6 +933,20 @@ static void entropy_of_capped_logits(model *m) {
 }
 static void mse_of_relu(model *m) { mixp_mse(m->ctx, activated(m, mixp_relu), mixp_detach(m->ctx, soft(m))); }
 
+static void entropy_of_reshaped_relu(model *m) {
+    static const int64_t rows[2] = { 8, 2 }, maps[3] = { 1, 8, 2 };
+    mixp_tensor *x = mixp_reshape(m->ctx, activated(m, mixp_relu), 3, maps);
+    mixp_cross_entropy(m->ctx, mixp_reshape(m->ctx, x, 2, rows), targets(m), MIXP_IGNORE);
+}
+static void entropy_of_transposed_softmax(model *m) {
+    mixp_tensor *x = mixp_transpose(m->ctx, mixp_softmax(m->ctx, mixp_transpose(m->ctx, logits_of(m), 0, 1)), 0, 1);
+    mixp_cross_entropy(m->ctx, x, targets(m), MIXP_IGNORE);
+}
+static void entropy_of_reshaped_logits(model *m) {
+    static const int64_t rows[2] = { 8, 2 };
+    mixp_cross_entropy(m->ctx, mixp_reshape(m->ctx, logits_of(m), 2, rows), targets(m), MIXP_IGNORE);
+}
+
 /* Steps of a loop with one thing wrong in it, or nothing. */
 typedef struct loop {
     int   steps, regions;       /* regions of f16 before the model: 1 = empty, 2 = around it */
@@ -1020,6 +1034,9 @@ static const suspicion suspicions[] = {
     { "nll_of_relu", nll_of_relu, "use mixp_log_softmax" },
     { "entropy_of_capped_logits", entropy_of_capped_logits, NULL },
     { "mse_of_relu", mse_of_relu, NULL },
+    { "entropy_of_reshaped_relu", entropy_of_reshaped_relu, "leave out the activation" },
+    { "entropy_of_transposed_softmax", entropy_of_transposed_softmax, "computes the softmax itself" },
+    { "entropy_of_reshaped_logits", entropy_of_reshaped_logits, NULL },
     { "loop_that_is_sound", loop_that_is_sound, NULL },
     { "loop_beside_its_region", loop_beside_its_region, "A semicolon after MIXP_AUTOCAST" },
     { "loop_without_a_region", loop_without_a_region, NULL },
