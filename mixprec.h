@@ -12202,11 +12202,19 @@ mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
 
 /* Copies one dense row. If d accumulates, the row is added in f32 and rounded once. */
 MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
+    const int floats = MIXPI_PASS != 0 && d.dtype == MIXP_F32 && s.dtype == MIXP_F32;
     float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
-    if (!d.accumulate) {
-        MIXPI_P(convert_plain)(d, s, n);
-        return;
+
+    /* Rows of an image are short: a call of memmove would take longer than the copy. */
+    for (int64_t i = 0; !d.accumulate && floats && i < n; i += 16) {
+        float *to = (float *)d.data + i;
+        const float *from = (const float *)s.data + i;
+        if (i + 16 <= n) mixpi_vstore(to, mixpi_vload(from));
+        else mixpi_vstore_n(to, mixpi_vload_n(from, (int)(n - i)), (int)(n - i));
     }
+    if (!d.accumulate && !floats) MIXPI_P(convert_plain)(d, s, n);
+    if (!d.accumulate) return;
+
     MIXPI_BLOCKS(i, m, n) {
         const float *old = MIXPI_P(held)(d, i, m, b), *more = MIXPI_P(read)(s, i, m, a);
         float *to = MIXPI_P(place)(d, i, b);
@@ -12224,6 +12232,21 @@ MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
 MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int64_t rows,
                                  int64_t cols, int64_t r, int64_t c) {
     int64_t i, k;
+#if MIXPI_PASS == 2
+    /* Every second float, as a stride of 2 reads an image. */
+    const mixpi_vbits even = { 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 };
+    for (i = 0; i < rows && size == 4 && c == 2; i++, tile += cols * 4)
+        for (k = 0; k < cols; k += 16) {
+            const int64_t left = mixpi_min(16, cols - k), all = 2 * left - 1;
+            const float *from = (const float *)(const void *)(src + (i * r + k * 2) * 4);
+            const __m512 x = _mm512_maskz_loadu_ps((__mmask16)(0xFFFFFFFFu >> (32 - all)), from);
+            const __m512 y = _mm512_maskz_loadu_ps(
+                (__mmask16)((0xFFFFFFFFu >> (32 - all)) >> 16), from + 16);
+            _mm512_mask_storeu_ps(tile + 4 * k, (__mmask16)(0xFFFFu >> (16 - left)),
+                                  _mm512_permutex2var_ps(x, (__m512i)even, y));
+        }
+    if (size == 4 && c == 2) return;
+#endif
     MIXPI_GATHER(1)
     MIXPI_GATHER(2)
     MIXPI_GATHER(4)
@@ -12231,6 +12254,9 @@ MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int6
 }
 
 /* Copies a dense row to elements that are `step` apart. */
+#define MIXPI_SPREAD(bytes)                                                               \
+    for (int64_t i = 0; i < n && size == (bytes); i++)                                    \
+        memcpy(to + i * step * (bytes), row + i * (bytes), (bytes));
 MIXPI_K void MIXPI_P(copy_spread)(mixp_out d, int64_t step, mixp_in s, int64_t n) {
     const int64_t size = (int64_t)mixp_dtype_size(d.dtype);
     char row[MIXPI_COPY_TILE * 8], *to = (char *)d.data;
@@ -12238,7 +12264,10 @@ MIXPI_K void MIXPI_P(copy_spread)(mixp_out d, int64_t step, mixp_in s, int64_t n
     dense.data = row;
     if (d.accumulate) MIXPI_P(gather_any)(size, row, to, 1, n, 0, step);
     MIXPI_P(copy_row)(dense, s, n);
-    for (int64_t i = 0; i < n; i++) memcpy(to + i * step * size, row + i * size, (size_t)size);
+    MIXPI_SPREAD(1)
+    MIXPI_SPREAD(2)
+    MIXPI_SPREAD(4)
+    MIXPI_SPREAD(8)
 }
 
 /* Copies one tile from src to dst. */
