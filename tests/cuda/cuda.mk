@@ -10,7 +10,6 @@ CUDA_SANE  := $(if $(CUDA),$(patsubst $(BUILD)/%,$(BUILD)/sane/%,$(call program,
 CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
 CUDA_TESTS := $(filter-out $(CUDA_LATER:%=$(BUILD)/test_cuda_%),$(CUDA_PLAIN))
 SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
-$(BUILD)/sane/test_cudasim: private SANE += -O0
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
               -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include $(INCLUDES)
 
@@ -22,20 +21,23 @@ $(addsuffix /test_cuda_by_hand,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): examples/by
 $(foreach t,everyday everyday_recipes,$(addsuffix /test_cuda_$t,$(BUILD) $(BUILD)/sane $(BUILD)/gpu)): \
     $(wildcard tests/programs/*.h) tests/cuda/test_cuda_everyday.cpp
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
-$(CUDA_PLAIN) $(BUILD)/simulated.h.gch: private SIM_FLAGS += -O0
+# A test calls compiled kernels; with the sanitizers -O1 would compile each three times as long.
+$(CUDA_PLAIN) $(CUDA_SANE) $(BUILD)/simulated.h.gch $(BUILD)/sane/simulated.h.gch: private SIM_FLAGS += -O0
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 
-# Most of a plain CUDA test is headers: they are compiled once. test_cuda_by_hand defines macros before its headers.
+# Most of a CUDA test is headers: they are compiled once. test_cuda_by_hand defines macros before its headers.
 # gcc warns of unused functions of a header only if the header is precompiled.
-WITH_HEADERS := $(filter-out %/test_cuda_by_hand,$(CUDA_PLAIN))
-$(WITH_HEADERS): $(BUILD)/simulated.h.gch
-$(WITH_HEADERS): private HEADERS = -include $(BUILD)/simulated.h
+WITH_HEADERS := $(filter-out %/test_cuda_by_hand %/test_cudasim,$(CUDA_PLAIN) $(CUDA_SANE))
+$(filter-out $(BUILD)/sane/%,$(WITH_HEADERS)): $(BUILD)/simulated.h.gch
+$(filter $(BUILD)/sane/%,$(WITH_HEADERS)): $(BUILD)/sane/simulated.h.gch
+$(WITH_HEADERS): private HEADERS = -include $(@D)/simulated.h
 $(WITH_HEADERS): private SIM_FLAGS += -Wno-unused-function
 
-$(BUILD)/simulated.h.gch: $(wildcard tests/support/*.h) tests/cuda/inside.h $(HEADER) $(BUILD)/flags
+$(BUILD)/sane/simulated.h.gch: private SIM_FLAGS += $(SANE)
+$(BUILD)/simulated.h.gch $(BUILD)/sane/simulated.h.gch: $(wildcard tests/support/*.h) tests/cuda/inside.h $(HEADER) $(BUILD)/flags
 	$(call say,c++ $@)
-	$(Q)printf '#include "support/checked.h"\n#include "companion.h"\n' >$(BUILD)/simulated.h
-	$(Q)$(CXX) $(SIM_FLAGS) $(filter -f%,$(OMP_LINK)) -DCOMPANION_LINKED -x c++-header $(BUILD)/simulated.h -o $@
+	$(Q)mkdir -p $(@D) && printf '#include "support/checked.h"\n#include "companion.h"\n' >$(@:.gch=)
+	$(Q)$(CXX) $(SIM_FLAGS) $(filter -f%,$(OMP_LINK)) -DCOMPANION_LINKED -x c++-header $(@:.gch=) -o $@
 
 $(CUDA_PLAIN): $(BUILD)/%: %.cpp $(LIB) $(COMPANION) $(wildcard tests/support/*.h)
 	$(call say,c++ $@)
@@ -43,7 +45,7 @@ $(CUDA_PLAIN): $(BUILD)/%: %.cpp $(LIB) $(COMPANION) $(wildcard tests/support/*.
 
 $(CUDA_SANE): $(BUILD)/sane/%: %.cpp $(HEADER) $(COMPANION) $(wildcard tests/support/*.h)
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(filter %.a,$^) $(OMP_LINK) -lm -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(HEADERS) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(filter %.a,$^) $(OMP_LINK) -lm -o $@
 
 # With fused multiply-adds, as nvcc generates them, and with the single NaN of a GPU's arithmetic:
 # every promise of equal bits must still hold. It needs gcc, which can reserve two registers.

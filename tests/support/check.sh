@@ -1,6 +1,11 @@
 # check.sh - functions shared by the test scripts, which source it: `. tests/support/check.sh`.
 # SPDX-License-Identifier: MIT OR Unlicense
 
+# A script run by hand asks make for what make tells its scripts: the compilers, Python, CUDA.
+if [ -z "${CUDA+set}" ] && [ -f Makefile ]; then
+    eval "$("${MAKE:-make}" -s --eval 'told: ; @echo "export $(EXPORT)"' told 2>/dev/null | grep '^export ')"
+fi
+
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 130' INT TERM

@@ -8,7 +8,8 @@
 #include "test.h"
 #include "numbers.h"
 
-enum { LAYOUT_ROWS = 34, LAYOUT_COLS = 129, LAYOUT_PITCH = 136, LAYOUT_STEPS = 6, LAYOUT_BAD = 3 };
+enum { LAYOUT_ROWS = 34, LAYOUT_COLS = 129, LAYOUT_PITCH = 136, LAYOUT_STEPS = 6, LAYOUT_BAD = 1 };
+static int layout_steps = LAYOUT_STEPS; /* a simulated GPU takes fewer */
 enum { LAYOUT_COUNT = LAYOUT_ROWS * LAYOUT_COLS, LAYOUT_ROOM = LAYOUT_ROWS * LAYOUT_PITCH };
 
 typedef struct layout {
@@ -110,7 +111,7 @@ static int layout_run(const mixp_device *device, const mixp_optimizer_desc *kind
     layout_set(w, values);
     const mixp_result added = l->pitch > LAYOUT_COLS ? mixp_optimizer_add_rows(opt, w, g, LAYOUT_COLS)
                                                      : mixp_optimizer_add(opt, w, g);
-    for (int t = 0; added == MIXP_OK && t < LAYOUT_STEPS; t++) {
+    for (int t = 0; added == MIXP_OK && t < layout_steps; t++) {
         const double scale = (double)mixp_scaler_loss_scale(scaler);
         for (int i = 0; i < LAYOUT_COUNT; i++)
             values[i] = layout_value(t, i) * (l->g == MIXP_F16 ? 1.0 : scale);
@@ -145,7 +146,7 @@ static void layout_compare(const layout_end *want, const layout_end *got, const 
     int differs = memcmp(want->w, got->w, sizeof want->w) != 0;
     differs |= memcmp(want->m, got->m, sizeof want->m) != 0 || memcmp(want->v, got->v, sizeof want->v) != 0;
     for (int i = 0; i < LAYOUT_COUNT; i++) differs |= want->g[i] != got->g[i] && isfinite(want->g[i]);
-    for (int t = 0; t < LAYOUT_STEPS; t++)
+    for (int t = 0; t < layout_steps; t++)
         differs |= fabs(want->norm[t] - got->norm[t]) > (exact_norms ? 0.0 : 1e-6 * want->norm[t]);
     CHECK_INT(got->bad.bad_element, (LAYOUT_ROWS - 1) * l->pitch + LAYOUT_COLS - 2);
     CHECK_INT(got->bad.bad_is_nan, 0);
