@@ -10857,8 +10857,9 @@ MIXPI_SMALL_BEGIN
  * vfma rounds once on every set. vmla may round twice, because a true fma is slow in plain C. vsum
  * adds in one fixed tree: halves, quarters, pairs. vmax and vmin return b if either is NaN, as on
  * x86. vround rounds to the nearest whole number. vldexp multiplies by 2^b, b a whole number in
- * [-126, 127], and by 0 if b is -127. vselect_gt is a > b ? x : y. The forms in _n access n <= 16 floats and read 0
- * beyond. vget and vput convert 16 elements of any dtype that mixpi_has_vectors accepts. */
+ * [-126, 127], and by 0 if b is -127. vselect_gt is a > b ? x : y. The forms in _n access n <= 16
+ * floats and read 0 beyond. vget and vput convert 16 elements of any dtype that mixpi_has_vectors
+ * accepts. */
 #define mixpi_v              MIXPI_P(v)             /* 16 floats                           */
 #define mixpi_vcodes         MIXPI_P(vcodes)        /* 16 codes of a narrow dtype          */
 #define mixpi_vreg           MIXPI_P(vreg)          /* one register of floats              */
@@ -12337,9 +12338,9 @@ MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
-/* e^x to about 1 ulp, with 0, Inf and subnormals; NaN stays NaN. The power of two is applied at once
- * or in two halves, so only the last step can round or overflow. At and below -104 the factor is 0,
- * because a product that underflows takes 100 times as long. */
+/* e^x to about 1 ulp, with 0, Inf and subnormals; NaN stays NaN. The power of two is applied at
+ * once or in two halves, so only the last step can round or overflow. At and below -104 the
+ * factor is 0, because a product that underflows takes 100 times as long. */
 MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     const mixpi_v least = mixpi_vset(-104.0f), one = mixpi_vset(1.0f);
     mixpi_v n;
@@ -16440,9 +16441,9 @@ MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_ti
     }
 }
 
-/* Where the mask between 16 queries and at.n keys begins, as words of 32 bits: one f32 or two 16-bit
- * numbers. A block that is not whole is copied to `room`, with zeros beyond. *ld: words from a row to
- * the next one. */
+/* Where the mask between 16 queries and at.n keys begins, as words of 32 bits: one f32 or two
+ * 16-bit numbers. A block that is not whole is copied to `room`, with zeros beyond. *ld: words
+ * from a row to the next one. */
 MIXPI_K const float *MIXPI_P(tiled_mask_at)(const mixp_attention_args *k, const mixpi_heads *h,
                                             mixpi_some_scores at, int64_t queries, float *room,
                                             int64_t *ld) {
@@ -16459,13 +16460,14 @@ MIXPI_K const float *MIXPI_P(tiled_mask_at)(const mixp_attention_args *k, const 
     memset(room, 0, (size_t)(16 * MIXPI_KEYS * size));
     for (int64_t i = 0; i < mixpi_min(16, queries); i++, from += row, to += MIXPI_KEYS * size) {
         if (k->mask_key) memcpy(to, from, (size_t)(at.n * size));
-        for (int64_t j = 0; !k->mask_key && j < at.n; j++) memcpy(to + j * size, from, (size_t)size);
+        for (int64_t j = 0; !k->mask_key && j < at.n; j++)
+            memcpy(to + j * size, from, (size_t)size);
     }
     return room;
 }
 
-/* scores = scale * scores + mask, of 16 queries with a key. The product is rounded before the sum: it
- * is an FMA with -0. */
+/* scores = scale * scores + mask, of 16 queries with a key. The product is rounded before the
+ * sum: it is an FMA with -0. */
 MIXPI_V void MIXPI_P(tiled_mask_key)(float *scores, mixpi_v scale, mixpi_v mask) {
     const mixpi_v x = mixpi_vfma(mixpi_vload(scores), scale, mixpi_vset(-0.0f));
     mixpi_vstore(scores, mixpi_vadd(x, mask));
@@ -16494,7 +16496,8 @@ MIXPI_V void MIXPI_P(tiled_mask_of)(const mixp_dtype dtype, float *scores, mixpi
 
 /* Scales a block of scores and adds the mask. room: scratch memory for 16 rows of the mask. */
 MIXPI_K void MIXPI_P(tiled_mask)(const mixp_attention_args *k, const mixpi_heads *h,
-                                 mixpi_some_scores at, int64_t queries, float *scores, float *room) {
+                                 mixpi_some_scores at, int64_t queries, float *scores,
+                                 float *room) {
     const mixpi_v scale = mixpi_vset(k->scale);
     const mixp_dtype dtype = k->mask.dtype;
     for (int64_t j = 0; !at.masked && j < at.n * MIXPI_QUERIES; j += 16)
@@ -16535,8 +16538,8 @@ MIXPI_V void MIXPI_P(tiled_weigh_lanes)(const mixpi_attention_job *job, mixpi_me
     grows = _mm512_mask_cmp_ps_mask(grows, sum, mixpi_vzero(), _CMP_GT_OQ);
     shrink = _mm512_mask_mov_ps(mixpi_vset(1.0f), grows, mixpi_vexp(mixpi_vsub(old, top)));
 
-    /* Two keys at a time, and those 16 keys later, whose weights have the same sum; rows up to a whole
-     * step are 0. */
+    /* Two keys at a time, and those 16 keys later, whose weights have the same sum; rows up to
+     * a whole step are 0. */
     for (int64_t i = 0; i < 16; i += 2) {
         mixpi_v even = mixpi_vzero(), odd = even;
         for (int64_t j = i; j < end; j += 16) {
@@ -16769,7 +16772,7 @@ MIXPI_K void MIXPI_P(tiled_task)(void *arg, int64_t index, int worker) {
     for (i = first; i < end; i++) MIXPI_P(tiled_queries)(job, &room, head, i * MIXPI_QUERIES);
     MIXPI_AMX_RELEASE();
 }
-
+#endif
 /* --- backward --- *
  *
  * Scores and their gradients have a row for each key and a lane for each query, as in the forward
@@ -16777,6 +16780,8 @@ MIXPI_K void MIXPI_P(tiled_task)(void *arg, int64_t index, int worker) {
  * Two rows are a row of an operand on the right for dq, which is summed over keys and has a lane
  * for each query until all keys are added.
  */
+
+#if MIXPI_PASS == 2 && MIXPI_AMX
 
 /* The number of a block of queries among those of the group. */
 MIXPI_V int64_t MIXPI_P(tiled_block)(const mixpi_heads *h, int64_t head, int64_t q0) {
@@ -16871,10 +16876,11 @@ MIXPI_K void MIXPI_P(tiled_bad_met)(const mixpi_attention_grad_job *job,
     MIXPI_P(transpose_blocks)(dq, MIXPI_QUERIES, r->dq, h->wide, MIXPI_QUERIES, h->wide);
 }
 
-/* Turns scores and the products of dy by v of 16 queries, from query `first` of the block on, into
- * weights and the gradients of q k'. Both are 0 where a query does not see a key, up to a whole
- * step of keys. whole: there are MIXPI_KEYS keys and MIXPI_QUERIES queries, and each query sees
- * all. masked: the scores are scaled and masked; then the weights have the bits of attention.c's. */
+/* Turns scores and the products of dy by v of 16 queries, from query `first` of the block on,
+ * into weights and the gradients of q k'. Both are 0 where a query does not see a key, up to a
+ * whole step of keys. whole: there are MIXPI_KEYS keys and MIXPI_QUERIES queries, and each
+ * query sees all. masked: the scores are scaled and masked; then the weights have the bits of
+ * attention.c's. */
 MIXPI_V void MIXPI_P(tiled_grads_body)(const mixpi_attention_grad_job *job,
                                        const mixpi_tiled_grad_room *room,
                                        const mixpi_met_block *m, int64_t first, const int whole,

@@ -10004,7 +10004,8 @@ template <int D> __device__ inline void wide_shrink(float (*o)[4], const float *
 }
 
 /* ptxas moves a wait up, past instructions that need not come first, but never across a branch.
- * This branch, which is never taken, depends on the sums of the weights: the wait stays after them. */
+ * This branch, which is never taken, depends on the sums of the weights: the wait stays after
+ * them. */
 __device__ inline void wide_settle(float sum) {
     if (sum < 0.0f) wgmma_sees_shared();
 }

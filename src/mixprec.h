@@ -97,6 +97,7 @@ MIXPI_SMALL_END
 MIXPI_SMALL_BEGIN
 #include "cpu/attention.c"
 #include "cpu/attention_tiles.c"
+#include "cpu/attention_tiles_back.c"
 #include "cpu/update.c"
 #include "cpu/states.c"
 #include "cpu/look.c"

@@ -26,9 +26,9 @@ MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
-/* e^x to about 1 ulp, with 0, Inf and subnormals; NaN stays NaN. The power of two is applied at once
- * or in two halves, so only the last step can round or overflow. At and below -104 the factor is 0,
- * because a product that underflows takes 100 times as long. */
+/* e^x to about 1 ulp, with 0, Inf and subnormals; NaN stays NaN. The power of two is applied at
+ * once or in two halves, so only the last step can round or overflow. At and below -104 the
+ * factor is 0, because a product that underflows takes 100 times as long. */
 MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     const mixpi_v least = mixpi_vset(-104.0f), one = mixpi_vset(1.0f);
     mixpi_v n;

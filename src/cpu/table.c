@@ -2,7 +2,7 @@
 #include "picks.c"
 #include "rows.c"
 #include "gemm_tiles.c"
-#include "attention_tiles.c"
+#include "attention_tiles_back.c"
 #include "states.c"
 #include "recode.c"
 /* --- the table -------------------------------------------------------------------------- */

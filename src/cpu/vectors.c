@@ -9,8 +9,9 @@
  * vfma rounds once on every set. vmla may round twice, because a true fma is slow in plain C. vsum
  * adds in one fixed tree: halves, quarters, pairs. vmax and vmin return b if either is NaN, as on
  * x86. vround rounds to the nearest whole number. vldexp multiplies by 2^b, b a whole number in
- * [-126, 127], and by 0 if b is -127. vselect_gt is a > b ? x : y. The forms in _n access n <= 16 floats and read 0
- * beyond. vget and vput convert 16 elements of any dtype that mixpi_has_vectors accepts. */
+ * [-126, 127], and by 0 if b is -127. vselect_gt is a > b ? x : y. The forms in _n access n <= 16
+ * floats and read 0 beyond. vget and vput convert 16 elements of any dtype that mixpi_has_vectors
+ * accepts. */
 #define mixpi_v              MIXPI_P(v)             /* 16 floats                           */
 #define mixpi_vcodes         MIXPI_P(vcodes)        /* 16 codes of a narrow dtype          */
 #define mixpi_vreg           MIXPI_P(vreg)          /* one register of floats              */
