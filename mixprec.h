@@ -121,6 +121,9 @@
  *                                                `ranks` of its description is set
  *     MIXPREC_NO_WATCH         every file        leaves out the guard: no function of watch, retry
  *                                                or mixp_observe is declared
+ *     MIXPREC_NO_RECIPES       every file        leaves out products below 16 bits: no function of
+ *                                                recipes is declared, and a region with a recipe
+ *                                                fails
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
  *                                                whose functions are not declared
  *     MIXPREC_SMALL            implementation    clang optimises all but conversions and products
@@ -4959,6 +4962,7 @@ typedef struct mixp_recipe {
  * a replay of an update after another linear has met delayed scaling (record the step again).
  * MIXP_ERR_DEVICE: the device has its own memory, but no kernel `turn`. */
 
+#ifndef MIXPREC_NO_RECIPES
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
 
@@ -4973,6 +4977,7 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 /* The kernel `hadamard` on the CPU; see mixp_hadamard_args. Errors as mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       mixp_bf16 *y);
+#endif
 
 /* The blocks of an operand in a sample of a guard, all its quantisations together, also those by
  * which the guard recomputes a site: see mixp_site_info. If an array has one scale (FP8_CURRENT,
@@ -5054,6 +5059,7 @@ MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
  * MIXP_ERR_ARGUMENT: another level; the old level stays. MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
+#ifndef MIXPREC_NO_RECIPES
 /* Sets the recipe that bf16 regions of the block form use from now on; it
  * is copied. NULL or kind MIXP_RECIPE_NONE = none. While a recipe is set, an f16 block is
  * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_open_with with a
@@ -5103,6 +5109,7 @@ MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_
                                                   int n);
 /* Returns the counts since mixp_autocast_reset_counts; zeros if ctx is NULL. */
 MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx);
+#endif
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
  *
@@ -9432,6 +9439,7 @@ static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k
     return MIXP_OK;
 }
 
+#ifndef MIXPREC_NO_RECIPES
 /* --- quantise and hadamard --- */
 
 typedef struct mixpi_quantising {
@@ -9501,6 +9509,7 @@ static mixp_result mixpi_cpu_hadamard(
     if (r != MIXP_OK) return r;
     return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
 }
+#endif
 MIXPI_HOST_END
 /* --- gemm: what is planned once a call: see gemm.c ------------------------------------------ */
 
@@ -18098,7 +18107,7 @@ MIXPI_K mixp_result MIXPI_P(check_buffers)(const mixp_exec *x, const mixp_check_
     return MIXP_OK;
 }
 
-#if !MIXPI_BORROWS
+#if !MIXPI_BORROWS && !defined(MIXPREC_NO_RECIPES)
 /* --- quantise and hadamard: see mixp_quantise_args ------------------------------------------ *
  * Blocks of 16 columns or more are taken 16 at a time, so that their scales are computed together.
  * A block of one column has 15 neighbours in the same registers. */
@@ -18693,7 +18702,9 @@ MIXPI_SMALL_END
 /* --- the table -------------------------------------------------------------------------- */
 
 #ifndef MIXPREC_ONLY_FORMATS
-#if MIXPI_BORROWS
+#ifdef MIXPREC_NO_RECIPES
+#  define MIXPI_CODER(name) NULL
+#elif MIXPI_BORROWS
 #  define MIXPI_CODER(name) mixpi_##name##_avx2
 #else
 #  define MIXPI_CODER(name) MIXPI_P(name)
@@ -19319,6 +19330,8 @@ typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
 typedef struct mixpi_watch mixpi_watch;
 typedef struct mixpi_watcher mixpi_watcher;
+typedef struct mixpi_recipes mixpi_recipes;
+typedef struct mixpi_quantiser mixpi_quantiser;
 
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
 enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* the block of
@@ -19416,7 +19429,6 @@ typedef struct mixpi_tape {
     int64_t     calls;          /* operators applied in this step, casts included          */
     int64_t     drawn;          /* calls of this step that drew random numbers: the next one's
                                    key, the same at each level and in each dtype           */
-    int64_t     rounded;        /* linears that a recipe quantised in this step: likewise  */
     int         in_block;       /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
     const char *tangent_of;     /* the operator whose tangent mixp_jvp makes; NULL: of none */
     int         inside;         /* operators and hooks now running: they may begin no step */
@@ -19451,7 +19463,6 @@ typedef struct mixpi_low_copies {
 typedef struct mixpi_products {
     int epilogues;              /* epilogues of the description                            */
     int narrow;                 /* narrow_products, and the device has them                */
-    int wide_reported;          /* 1: a warning has said that one stays a bf16 product     */
 } mixpi_products;
 
 /* Permanent tensors that every step makes are a mistake. */
@@ -19485,6 +19496,8 @@ struct mixp_context {
     mixpi_training  training;
     mixpi_capture   capture;
     /* optional rooms */
+    const mixpi_quantiser *quantiser;   /* functions of recipes; NULL: this build has none */
+    mixpi_recipes  *recipes;    /* state of recipes; NULL: none was ever set               */
     const mixpi_watcher *watcher;   /* functions of the guard; NULL: this build has none   */
     mixpi_watch    *watch;      /* state of the guard; NULL: no guard was ever started     */
     const mixpi_crew *crew;     /* functions of the ranks; NULL: the context has no ranks  */
@@ -19780,11 +19793,13 @@ static mixp_tensor *mixpi_origin(mixp_tensor *t) {
     return t->own.master ? t->own.master : t;
 }
 
+#if !defined(MIXPREC_NO_WATCH) || !defined(MIXPREC_NO_RECIPES)
 /* The permanent tensor behind t, or behind the low copy t; NULL if t belongs to this step. */
 static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
     if (t && t->own.master) t = t->own.master;
     return t && !t->own.generation ? t : NULL;
 }
+#endif
 
 /* --- functions of the program: operators' and hooks' ---------------------------------------- *
  *
@@ -20668,11 +20683,13 @@ static int mixpi_crew_set_busy(mixp_context *ctx, int on) {
     return mixpi_crew_of(ctx) ? ctx->crew->set_busy(ctx, on) : 0;
 }
 #endif
+#if !defined(MIXPREC_NO_WATCH) || !defined(MIXPREC_NO_RECIPES)
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
  * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
 static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words) {
     return mixpi_crew_of(ctx) ? ctx->crew->share(ctx, table, words) : MIXP_OK;
 }
+#endif
 static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who) {
     return mixpi_crew_of(t->ctx) ? t->ctx->crew->lack(t, who) : MIXP_OK;
 }
@@ -20758,20 +20775,17 @@ typedef struct mixpi_lossy {
     mixp_block_look blocks;     /* of this sample, or of the last that measured it         */
 } mixpi_lossy;
 
-/* A loss as a share of its bound; 0 if bound is 0, which means never. */
-static double mixpi_loss_excess(double loss, double bound) {
-    return bound > 0.0 ? loss / bound : 0.0;
-}
-
+#if !defined(MIXPREC_NO_WATCH) || !defined(MIXPREC_NO_RECIPES)
 /* Joins what one quantisation lost to the operand's sample. */
 static void mixpi_lossy_join(mixpi_lossy *o, double error, double clipped) {
-    const double a = mixpi_loss_excess(error, o->bounds[0]);
-    const double b = mixpi_loss_excess(clipped, o->bounds[1]);
+    const double a = o->bounds[0] > 0.0 ? error / o->bounds[0] : 0.0;
+    const double b = o->bounds[1] > 0.0 ? clipped / o->bounds[1] : 0.0;
     o->seen = 1;
     o->error = fmax(o->error, error);
     o->clipped = fmax(o->clipped, clipped);
     o->excess = fmax(o->excess, fmax(a, b));
 }
+#endif
 
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
@@ -21884,13 +21898,25 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
     return !*pattern;
 }
 
-/* The place of a name in the table: its tensor, or the first free place behind its hash, which
- * is FNV-1a. At least half of the places are free. */
+/* FNV-1a, applied to words of 8 bytes and then to the remaining bytes. */
+static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        h = (h ^ word) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
+    return h;
+}
+
+/* The place of a name in the table: its tensor, or the first free place behind its hash. At least
+ * half of the places are free. */
 static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     const uint64_t last = 2 * (uint64_t)p->room - 1;
-    uint64_t h = 0xCBF29CE484222325u, at;
-    for (const char *c = name; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
-    at = (h ^ h >> 32) & last;
+    const uint64_t h = mixpi_hash(1469598103934665603u, name, strlen(name));
+    uint64_t at = (h ^ h >> 32) & last;
     while (p->named[at] && strcmp(p->named[at]->name, name) != 0) at = (at + 1) & last;
     return &p->named[at];
 }
@@ -22092,47 +22118,104 @@ MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer) {
 MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i) {
     return ctx && i >= 0 && i < ctx->buffers.all.count ? ctx->buffers.all.made[i] : NULL;
 }
-MIXPI_SELDOM_BEGIN
-/* --- recipes: the quantiser ----------------------------------------------------------------- */
+/* --- the table of the recipes' functions ---------------------------------------------------- *
+ *
+ * The rooms of the loop call recipes only through this table, and only after a recipe was set or a
+ * region with a recipe was opened. recipes/door.c fills the table. Without recipes in the build,
+ * the table is never there, and the compiler drops the calls.
+ */
+struct mixp_call;
+struct mixp_safetensors;
+struct mixpi_report;
+struct mixpi_state;
 
-MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
-    static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8",
-        "nvfp4" };
-    MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
-    return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
+struct mixpi_quantiser {
+    /* autocast */
+    const char *(*refuses)(mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r,
+                           mixp_result *code);
+    void        (*opens)(mixp_context *ctx, mixp_autocast *region, int number, int no_grad);
+    /* linear layers: call->attrs is a mixpi_product */
+    int         (*leaves)(mixp_context *ctx, mixp_tensor *up, mixp_tensor *down);
+    mixp_result (*decide)(struct mixp_call *c);
+    mixp_result (*forward)(struct mixp_call *c);    /* of a product whose recipe is set */
+    mixp_result (*backward)(struct mixp_call *c);   /* likewise */
+    void        (*recorded)(struct mixp_call *c);
+    /* steps */
+    void        (*begin)(mixp_context *ctx);        /* a step begins */
+    void        (*walk_begin)(mixp_context *ctx);
+    mixp_result (*advance)(mixp_context *ctx);      /* after an update, also a skipped one */
+    void        (*words)(const mixp_context *ctx, double *row);     /* what all ranks must have
+                                                                       alike                 */
+    /* checkpoints */
+    void        (*meet)(struct mixpi_report *r, mixp_context *ctx,
+                        const struct mixp_safetensors *file);
+    void        (*items)(struct mixpi_state *s);
+    mixp_result (*loaded)(mixp_context *ctx);
+};
+
+/* The table; NULL: no recipe was ever set. */
+static const mixpi_quantiser *mixpi_quantiser_of(const mixp_context *ctx) {
+#ifdef MIXPREC_NO_RECIPES
+    (void)ctx;
+    return NULL;
+#else
+    return ctx->recipes ? ctx->quantiser : NULL;
+#endif
 }
 
-/* Uses the best instruction set: all are bit-identical. */
-MIXPREC_API mixp_result mixp_quantise(
-    const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
-    mixp_quantise_args own;
-    if (!x || !k || !decode) return MIXP_ERR_ARGUMENT;
-    own = *k;
-    own.decode = decode;
-    own.times = NULL;
-    const mixpi_float_mode mode = mixpi_float_calm();
-    const mixp_result r = mixpi_cpu_portable()->kernels->quantise(x, &own);
-    mixpi_float_leave(mode);
-    return r;
+/* --- handles: without a recipe they do nothing --- *
+ *
+ * Each handle has the name of its member, so that a search for the name finds both.
+ */
+
+/* Returns why a region of this dtype cannot have the recipe r, with the error in *code. NULL: it
+ * can. */
+static const char *mixpi_quantiser_refuses(
+    mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r, mixp_result *code) {
+    *code = MIXP_OK;
+    if (!r) return NULL;
+    if (ctx->quantiser) return ctx->quantiser->refuses(ctx, dtype, r, code);
+    if (r->kind == MIXP_RECIPE_NONE) return NULL;
+    *code = MIXP_ERR_ARGUMENT;
+    return "this build has no recipes: compile without MIXPREC_NO_RECIPES";
 }
 
-MIXPREC_API mixp_result mixp_hadamard(
-    const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a, mixp_bf16 *y) {
-    mixp_hadamard_args k;
-    k.rows = rows;
-    k.cols = cols;
-    k.a = a;
-    k.y = y;
-    return x ? mixpi_cpu_portable()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
+/* Gives the region `number`, which is about to open, a copy of its recipe. */
+static void mixpi_quantiser_opens(
+    mixp_context *ctx, mixp_autocast *region, int number, int no_grad) {
+    if (mixpi_quantiser_of(ctx)) ctx->quantiser->opens(ctx, region, number, no_grad);
+    else region->recipe = NULL;
 }
-MIXPI_SELDOM_END
+
+/* Do recipes leave two linear layers with these weights in bf16? Counts them if so. */
+static int mixpi_quantiser_leaves(mixp_context *ctx, mixp_tensor *up, mixp_tensor *down) {
+    return !mixpi_quantiser_of(ctx) || ctx->quantiser->leaves(ctx, up, down);
+}
+
+/* Decides whether the linear layer c is quantised, before its forward. */
+static mixp_result mixpi_quantiser_decide(const mixp_context *ctx, struct mixp_call *c) {
+    return mixpi_quantiser_of(ctx) ? ctx->quantiser->decide(c) : MIXP_OK;
+}
+
+/* The linear layer c was recorded: codes may replace its input. */
+static void mixpi_quantiser_recorded(const mixp_context *ctx, struct mixp_call *c) {
+    if (mixpi_quantiser_of(ctx)) ctx->quantiser->recorded(c);
+}
+static void mixpi_quantiser_begin(mixp_context *ctx) {
+    if (mixpi_quantiser_of(ctx)) ctx->quantiser->begin(ctx);
+}
+static void mixpi_quantiser_walk_begin(mixp_context *ctx) {
+    if (mixpi_quantiser_of(ctx)) ctx->quantiser->walk_begin(ctx);
+}
+static mixp_result mixpi_quantiser_advance(mixp_context *ctx) {
+    return mixpi_quantiser_of(ctx) ? ctx->quantiser->advance(ctx) : MIXP_OK;
+}
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
 #define MIXPI_REGIONS_ROOM  (MIXPI_MAX_REGIONS + 1)     /* one extra for a walk back */
 #define MIXPI_MAX_OVERRIDES 64
 #define MIXPI_SCOPE_ROOM    201
-#define MIXPI_MAX_RULES     64
 
 /* Kinds of regions, by what ends them: mixp_autocast_close, the end of a block, or the end of a
  * walk. */
@@ -22147,14 +22230,7 @@ typedef struct mixpi_region {
     mixpi_region_kind kind;
     int               no_grad;  /* 1: operators in the region are not recorded             */
     int               scope;    /* characters of the scopes' text that name the region */
-    mixp_recipe       recipe;   /* cast.recipe points here, or is NULL                     */
 } mixpi_region;
-
-/* A rule of mixp_autocast_set_recipes. */
-typedef struct mixpi_rule {
-    char        pattern[96];
-    mixp_recipe recipe;
-} mixpi_rule;
 
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
 
@@ -22164,26 +22240,13 @@ struct mixpi_casting {
     int             n_regions;  /* includes regions refused for lack of room               */
     int             n_overrides;
     int             block_level;
+    const mixp_recipe *block_recipe;    /* of the block form; NULL: none was ever set      */
     mixp_cast_count casts;
-    mixp_recipe     block_recipe;       /* recipe of the block form                        */
-    mixp_recipe     by_rules;   /* kind NONE. A region's recipe points here: see rules     */
-    mixpi_rule     *rules;      /* [MIXPI_MAX_RULES], or NULL                              */
-    int             n_rules;    /* 0: the block form uses block_recipe                     */
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
     mixp_dtype      low;        /* dtype of the step's last region of f16 or bf16          */
     const char     *unlowered;  /* name of the last of those operators that kept f32       */
-    int             coded;      /* linears of this step that keep their input as codes     */
-    int             uncoded;    /* linears of this step that should do so, but cannot      */
-    char            uncoded_name[64];   /* weight of the last uncoded linear               */
-    const char     *uncoded_why;    /* why the last uncoded linear cannot                  */
-    mixp_recipe     delayed;    /* last recipe of delayed scaling; kind NONE: none was set */
-    mixp_recipe     trained;    /* recipe of the last linear that trains; without one, of the
-                                   step's last region. Ranks compare it                    */
-    mixp_recipe     opened;     /* recipe of the last region outside of evaluations        */
-    uint64_t        trained_in, opened_in;      /* generations in which those were set     */
-    struct mixpi_scaled *scaled;    /* states of delayed scaling; see recipes/delayed.c    */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
@@ -22196,8 +22259,7 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
     return ctx->casting;
 }
 
-/* Ends a step: warns if it trained in regions of f16 or bf16 that stored nothing low, or under a
- * recipe with codes, but no linear kept codes. */
+/* Ends a step: warns if it trained in regions of f16 or bf16 that stored nothing low. */
 static void mixpi_casting_turn(mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
     const int trained = ctx->walk.walked_in == ctx->generation;
@@ -22214,12 +22276,7 @@ static void mixpi_casting_turn(mixp_context *ctx) {
             "no operator of a training step ran in its regions of autocast to %s: call the model "
             "inside. A semicolon after MIXP_AUTOCAST(...) ends the region at once",
             mixp_dtype_name(c->low));
-    if (c->uncoded && !c->coded && trained)
-        mixpi_warn(ctx,
-            "the recipe's codes free no memory: none of %d linears kept its input x as codes. The "
-            "last has the weight '%s': %s. See CODES at mixp_recipe, or set codes to 0",
-            c->uncoded, c->uncoded_name, c->uncoded_why);
-    c->coded = c->uncoded = c->lowerable = c->lowered = 0;
+    c->lowerable = c->lowered = 0;
     c->low = MIXP_F32;
 }
 
@@ -22261,143 +22318,6 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
-/* The length of the history of amax. */
-static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->history : 1024; }
-
-/* Is each switch of a recipe 0 or 1? */
-static int mixpi_recipe_has_flags(const mixp_recipe *r) {
-    const int flags[] = { r->dy_e4m3, r->power_2, r->no_stochastic, r->no_hadamard, r->no_2d,
-        r->wgrad_high, r->most_recent, r->codes, r->bound_448, r->row_scaled };
-    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
-        if (flags[i] != 0 && flags[i] != 1) return 0;
-    return 1;
-}
-
-/* Returns what is wrong with NVFP4's fields of blocks and rows, or NULL. */
-static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
-    if ((unsigned)r->x_4over6 >= MIXP_4OVER6_COUNT || (unsigned)r->w_4over6 >= MIXP_4OVER6_COUNT)
-        return "the recipe's x_4over6 or w_4over6 is not a mixp_4over6; set the recipe to zeros "
-               "first";
-    if (r->kind != MIXP_RECIPE_NVFP4) return NULL;
-    if ((r->x_4over6 || r->row_scaled) && !r->no_hadamard && !r->wgrad_high)
-        return "the recipe's x_4over6 and row_scaled do not go with the Hadamard transform of x: "
-               "set no_hadamard, or wgrad_high";
-    if (r->row_scaled && r->x_4over6 && !r->wgrad_high)
-        return "the recipe's row_scaled and x_4over6 go together only in forward: set wgrad_high";
-    return NULL;
-}
-
-/* Returns what is wrong with the fields of a recipe, or NULL. */
-static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
-    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
-        return "the recipe's kind is not a mixp_recipe_kind";
-    if (!mixpi_recipe_has_flags(r))
-        return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
-    if (r->history < 0 || r->history > 1 << 20)
-        return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
-    if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
-        return "the recipe's error and clipped must be at most 1; negative means never";
-    if (r->codes && r->wgrad_high)
-        return "the recipe's codes and wgrad_high exclude each other: with wgrad_high the gradient "
-               "of the weight reads the input itself, which has no codes";
-    if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
-    if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
-        return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
-    return mixpi_nvfp4_wrong(r);
-}
-
-/* Returns what is wrong with a recipe of delayed scaling in this context, or NULL. */
-static const char *mixpi_delayed_wrong(
-    const mixp_context *ctx, const mixp_recipe *r, mixp_result *code) {
-    const mixpi_casting *c = ctx->casting;
-    if (r->kind != MIXP_RECIPE_FP8_DELAYED) return NULL;
-    *code = MIXP_ERR_DEVICE;
-    if (ctx->device->download && !ctx->device->kernels->turn)
-        return "this device cannot keep the history of delayed scaling; use fp8_current";
-    *code = MIXP_ERR_ARGUMENT;
-    if (!c || !c->scaled || mixpi_recipe_history(&c->delayed) == mixpi_recipe_history(r))
-        return NULL;
-    return "the recipe's history differs from the context's earlier one; make a new context";
-}
-
-/* Does a region's recipe represent the rules of mixp_autocast_set_recipes? */
-static int mixpi_recipe_is_rules(const mixpi_casting *c, const mixp_recipe *r) {
-    return c && r == &c->by_rules;
-}
-
-/* The recipe of the rules for linears with a weight of this name; NULL: bf16. */
-static const mixp_recipe *mixpi_rules_recipe(const mixpi_casting *c, const char *name) {
-    for (int i = 0; i < c->n_rules; i++) {
-        const mixp_recipe *r = &c->rules[i].recipe;
-        if (!mixpi_pattern_fits(c->rules[i].pattern, name, strlen(name))) continue;
-        return r->kind == MIXP_RECIPE_NONE ? NULL : r;
-    }
-    return NULL;
-}
-
-/* The recipe of delayed scaling that linears in a region may use; NULL: none. All rules of delayed
- * scaling have the same. */
-static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mixp_recipe *r) {
-    if (!mixpi_recipe_is_rules(c, r)) return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
-    for (int i = 0; i < c->n_rules; i++)
-        if (c->rules[i].recipe.kind == MIXP_RECIPE_FP8_DELAYED) return &c->rules[i].recipe;
-    return NULL;
-}
-
-/* Returns what is wrong with a recipe in a region of this dtype, or NULL. *code: the error. */
-static const char *mixpi_recipe_wrong(
-    const mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r, mixp_result *code) {
-    const char *wrong;
-    *code = MIXP_ERR_ARGUMENT;
-    if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
-        return "the recipe's codes need a kind: without one nothing is quantised";
-    const int rules = mixpi_recipe_is_rules(ctx->casting, r);
-    *code = MIXP_OK;
-    if (!r || (r->kind == MIXP_RECIPE_NONE && !rules)) return NULL;
-    *code = MIXP_ERR_ARGUMENT;
-
-    /* The recipe by itself. */
-    const mixpi_float_mode mode = mixpi_float_calm();
-    wrong = mixpi_recipe_fields_wrong(r);
-    mixpi_float_leave(mode);
-    if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
-    if (wrong) return wrong;
-
-    /* The region. */
-    *code = MIXP_ERR_DTYPE;
-    if (dtype != MIXP_BF16)
-        return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
-               "too small a range; use MIXP_BF16";
-
-    /* The device. */
-    *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
-    if (!rules && ctx->device->download && !ctx->device->kernels->quantise)
-        return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
-    if (r->codes && ctx->device->download && !ctx->device->kernels->recode)
-        return "this device cannot keep activations as codes; set the recipe's codes to 0";
-    *code = MIXP_OK;
-    return NULL;
-}
-
-/* Gives a region its own copy of its recipe. */
-static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
-    const mixp_recipe *r = region->cast.recipe;
-    if (mixpi_recipe_is_rules(c, r)) return;
-    region->cast.recipe = NULL;
-    if (!r || r->kind == MIXP_RECIPE_NONE) return;
-    region->recipe = *r;
-    region->cast.recipe = &region->recipe;
-    if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
-}
-
-/* Before a walk back: a rank whose step has met no linear under delayed scaling uses the region's
- * recipe, because the other ranks may have met one. */
-static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
-    mixpi_casting *c = ctx->casting;
-    if (!c || c->opened_in != ctx->generation || c->trained_in == ctx->generation) return;
-    if (c->opened.kind == MIXP_RECIPE_FP8_DELAYED) c->trained = c->opened;
-}
-
 /* Opens a region. A refused block opens a region as well, without effect, because its end will
  * close one. */
 static mixp_result mixpi_region_open(
@@ -22413,7 +22333,7 @@ static mixp_result mixpi_region_open(
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each one that you open";
-    else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
+    else wrong = mixpi_quantiser_refuses(ctx, cast.dtype, cast.recipe, &r);
 
     /* Count a region of f16 or bf16 that differs from the region around it. */
     const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
@@ -22427,16 +22347,9 @@ static mixp_result mixpi_region_open(
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? now : cast;
-        mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_is_no_grad(ctx);
-
-        /* Note the recipe of delayed scaling of a region that may train. */
-        const mixp_recipe *delayed = mixpi_region_delayed(c, region->cast.recipe);
-        if (delayed && !ctx->evaluates && !region->no_grad) {
-            c->opened = *delayed;
-            c->opened_in = ctx->generation;
-        }
+        mixpi_quantiser_opens(ctx, &region->cast, c->n_regions, region->no_grad);
     }
     /* on_error may close regions, so it is called last. */
     if (!wrong || kind == MIXPI_REGION_IN_BLOCK) c->n_regions++;
@@ -22452,7 +22365,7 @@ static mixp_result mixpi_region_open_at(
     mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
     if (c) cast.level = c->block_level;
-    if (c && dtype != MIXP_F32) cast.recipe = c->n_rules ? &c->by_rules : &c->block_recipe;
+    if (c && dtype != MIXP_F32) cast.recipe = c->block_recipe;
     return mixpi_region_open(ctx, cast, kind, 0);
 }
 
@@ -22463,100 +22376,6 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_level = level;
     return MIXP_OK;
-}
-
-MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe) {
-    mixp_recipe none;
-    mixp_result r;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    memset(&none, 0, sizeof none);
-    const char *wrong = mixpi_recipe_wrong(ctx, MIXP_BF16, recipe, &r);
-    if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
-    if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
-    ctx->casting->block_recipe = recipe ? *recipe : none;
-    ctx->casting->n_rules = 0;
-    if (recipe && recipe->kind == MIXP_RECIPE_FP8_DELAYED) ctx->casting->delayed = *recipe;
-    return MIXP_OK;
-}
-
-/* Does the pattern fit the name of a permanent tensor, or any name? */
-static int mixpi_pattern_is_used(const mixp_context *ctx, const char *pattern) {
-    const mixp_tensor *t = ctx->tensors;
-    if (strspn(pattern, "*") == strlen(pattern)) return 1;
-    while (t && !(*t->name && mixpi_pattern_fits(pattern, t->name, strlen(t->name))))
-        t = t->own.next;
-    return t != NULL;
-}
-
-/* Returns what is wrong with a rule, or NULL. *code: the error. delayed: the recipe of delayed
- * scaling of an earlier rule, or NULL. */
-static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_rule *rule,
-    const mixp_recipe *delayed, mixp_result *code) {
-    const mixp_recipe *r = rule->recipe;
-    *code = MIXP_ERR_ARGUMENT;
-    if (!rule->pattern || !*rule->pattern) return "the pattern is empty";
-    if (strlen(rule->pattern) > 95) return "the pattern has more than 95 characters";
-    if (!mixpi_pattern_is_used(ctx, rule->pattern))
-        return "the pattern fits no tensor's name; call the function after parameters are made";
-    if (r && delayed && r->kind == MIXP_RECIPE_FP8_DELAYED && memcmp(r, delayed, sizeof *r) != 0)
-        return "two rules have different recipes of delayed scaling; use the same fields in both";
-    return mixpi_recipe_wrong(ctx, MIXP_BF16, r, code);
-}
-
-/* Checks all rules. *delayed: their recipe of delayed scaling, or NULL. */
-static mixp_result mixpi_rules_check(
-    mixp_context *ctx, const mixp_recipe_rule *rules, int n, const mixp_recipe **delayed) {
-    *delayed = NULL;
-    if (mixpi_region_now(ctx))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "mixp_autocast_set_recipes: a region or a scope is open; call the function between "
-            "steps");
-    if (n < 0 || n > MIXPI_MAX_RULES || (n && !rules))
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "mixp_autocast_set_recipes: %s; pass 0 to 64 rules",
-            n && !rules ? "rules is NULL" : "the number of rules is wrong");
-    for (int i = 0; i < n; i++) {
-        const mixp_recipe *r = rules[i].recipe;
-        mixp_result code;
-        const char *wrong = mixpi_rule_wrong(ctx, &rules[i], *delayed, &code);
-        if (wrong)
-            return mixp_context_fail(ctx, code,
-                "mixp_autocast_set_recipes: rule %d, pattern '%.95s': %s", i,
-                rules[i].pattern ? rules[i].pattern : "NULL", wrong);
-        if (r && r->kind == MIXP_RECIPE_FP8_DELAYED) *delayed = r;
-    }
-    return MIXP_OK;
-}
-
-MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_autocast_set_recipes(
-    mixp_context *ctx, const mixp_recipe_rule *rules, int n) {
-    const mixp_recipe *delayed;
-    mixpi_casting *c;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    MIXPI_TRY(mixpi_rules_check(ctx, rules, n, &delayed));
-
-    /* All memory comes before the first change. */
-    c = mixpi_casting_of(ctx);
-    if (c && n && !c->rules)
-        c->rules = (mixpi_rule *)mixpi_host_alloc(ctx, MIXPI_MAX_RULES * sizeof *c->rules);
-    if (!c || (n && !c->rules)) return MIXP_ERR_MEMORY;
-
-    memset(&c->block_recipe, 0, sizeof c->block_recipe);
-    c->n_rules = n;
-    for (int i = 0; i < n; i++) {
-        memset(&c->rules[i], 0, sizeof c->rules[i]);
-        memcpy(c->rules[i].pattern, rules[i].pattern, strlen(rules[i].pattern));
-        if (rules[i].recipe) c->rules[i].recipe = *rules[i].recipe;
-    }
-    if (delayed) c->delayed = *delayed;
-    return MIXP_OK;
-}
-
-MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx) {
-    mixp_recipe_counts none;
-    memset(&none, 0, sizeof none);
-    return ctx && ctx->casting ? ctx->casting->recipes : none;
 }
 
 MIXPREC_API int mixpi_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
@@ -23935,7 +23754,7 @@ static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walk.running = 1;
     mixpi_unscaled_begin(ctx);
-    mixpi_regions_lend_recipe(ctx);
+    mixpi_quantiser_walk_begin(ctx);
     return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
 }
 
@@ -24007,10 +23826,11 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixpi_arena_reset(&ctx->memory.dev);
     mixpi_records_turn(ctx);
     ctx->tape.newest = NULL;
-    ctx->tape.calls = ctx->tape.drawn = ctx->tape.rounded = 0;
+    ctx->tape.calls = ctx->tape.drawn = 0;
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     ctx->tape.tangent_of = NULL;
     mixpi_casting_turn(ctx);
+    mixpi_quantiser_begin(ctx);
 
     ctx->generation++;
     mixpi_window_begin(ctx);
@@ -24520,1125 +24340,6 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
         if (mixpi_check_input(ctx, &o->op, i, required, o->in[i]) != MIXP_OK) return NULL;
     return &o->call;
 }
-MIXPI_SELDOM_BEGIN
-/* --- recipes: delayed scaling ---------------------------------------------------------------- */
-
-/* State of the linears with one weight. Scales and history lie in the device's memory. */
-typedef struct mixpi_scaled {
-    struct mixpi_scaled *next;
-    mixp_tensor *weight;
-    mixp_recipe  recipe;        /* recipe of the last linear that trains                   */
-    int          length;        /* length of each operand's history                        */
-    float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
-                                   then from old to new                                    */
-    float       *scales;        /* [MIXPI_ROLES]                                           */
-} mixpi_scaled;
-
-/* Does the device have its own memory? */
-static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->download != NULL; }
-
-/* Has this context trained a step under delayed scaling? An evaluation does not count, because one
- * rank may run an evaluation by itself. Nor does it change the recipe that ranks compare. */
-static int mixpi_scaled_is_on(const mixp_context *ctx) {
-    return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE;
-}
-
-/* The state of the linears with `weight`; NULL: it has none. */
-static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tensor *weight) {
-    mixpi_scaled *s = ctx->casting->scaled;
-    while (s && s->weight != weight) s = s->next;
-    return s;
-}
-
-/* A state whose scales are 1 and whose history is empty. On an error *r and the context's error are
- * set. */
-static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result *r) {
-    const size_t ahead = 16; /* room of the scales: the history behind them is aligned */
-    const size_t count = ahead + MIXPI_ROLES * (size_t)length;
-    mixpi_scaled *s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
-    *r = MIXP_ERR_MEMORY;
-    if (s) s->scales = (float *)mixpi_device_alloc(ctx, count * sizeof *s->scales);
-    if (!s || !s->scales) return NULL;
-    s->history = s->scales + ahead;
-    s->length = length;
-    *r = mixpi_fill_with(ctx, mixpi_out_to(s->scales, MIXP_F32, 0), MIXPI_ROLES, 1.0);
-    return s;
-}
-
-/* The state of the linears with `weight`, made at the first call with the recipe r. NULL with
- * *result and the error set. */
-static mixpi_scaled *mixpi_scaled_of(
-    mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r, mixp_result *result) {
-    mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
-    *result = MIXP_OK;
-    if (s) return s;
-    if (ctx->capture.active) {
-        *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "mixp_linear '%.63s' has no state of delayed scaling yet, and a captured step cannot "
-            "make it; run an ordinary step first",
-            weight->name);
-        return NULL;
-    }
-
-    /* A new state, which the context lists. */
-    s = mixpi_scaled_new(ctx, mixpi_recipe_history(r), result);
-    if (*result != MIXP_OK) return NULL;
-    s->weight = weight;
-    s->recipe = *r;
-    s->next = ctx->casting->scaled;
-    ctx->low_copies.scaled_made++;
-    return ctx->casting->scaled = s;
-}
-
-/* Enters the amax of an operand in its history; a NaN is not larger than any number. */
-static void mixpi_scaled_enter(mixpi_scaled *s, mixpi_role role, float amax) {
-    float *first = s->history + (int64_t)role * s->length;
-    if (amax > *first) *first = amax;
-}
-
-/* The largest value of the element in which an operand is quantised. */
-static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role) {
-    return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX;
-}
-
-/* Moves a history by one place; the latest amax becomes the last. Returns the largest. */
-static float mixpi_history_turn(float *history, int length) {
-    const float newest = history[0];
-    float largest = newest;
-    for (int i = 1; i < length; i++) {
-        if (history[i] > largest) largest = history[i];
-        history[i - 1] = history[i];
-    }
-    history[length - 1] = newest;
-    history[0] = 0.0f;
-    return largest;
-}
-
-/* Ends an update of operand i. An operand that no linear has used keeps its state, and so does one
- * with an Inf: in the history, the Inf would keep the scale from following the operand. */
-static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
-    float *history = k->history + (int64_t)i * k->length;
-    const float newest = history[0];
-    if (!(newest > 0.0f)) return;
-    if (!mixpi_amax_is_usable(mixp_bits_of_f32(newest))) {
-        *history = 0.0f;
-        return;
-    }
-    float largest = mixpi_history_turn(history, k->length);
-    k->scales[i] = mixpi_delayed_scale(k, i, newest, largest, k->scales[i]);
-}
-
-/* Ends an update of the linears with one weight. */
-static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
-    mixp_turn_args k;
-    MIXPI_STATIC_ASSERT(turn_operands, (int)MIXPI_ROLES == (int)MIXP_TURN_OPERANDS);
-    memset(&k, 0, sizeof k);
-    k.n = MIXPI_ROLES;
-    k.length = s->length;
-    k.most_recent = s->recipe.most_recent;
-    k.history = s->history;
-    k.scales = s->scales;
-    for (int i = 0; i < MIXPI_ROLES; i++)
-        k.limits[i] =
-            (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i), -s->recipe.margin);
-    if (ctx->device->kernels->turn)
-        return mixpi_note_failure(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
-    for (int i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
-    return MIXP_OK;
-}
-
-/* --- ranks ---
- * Each rank shares the latest amax of every parameter's linears, in the order in which the
- * parameters were made, which is the same on all ranks. */
-
-static int mixpi_is_scaled_weight(const mixp_tensor *t) {
-    return t->own.is_param || t->own.optimizers > 0;
-}
-
-static int64_t mixpi_scaled_words(const mixp_context *ctx) {
-    const mixp_tensor *t;
-    int64_t n = 0;
-    for (t = ctx->tensors; t; t = t->own.next) n += mixpi_is_scaled_weight(t);
-    return MIXPI_ROLES * n;
-}
-
-/* Copies the latest amax of each state to its place in newest[words], or back. All in the device's
- * memory. */
-static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int back) {
-    const mixp_tensor *t;
-    mixp_result r = MIXP_OK;
-    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
-        mixp_copy_args k;
-        if (!mixpi_is_scaled_weight(t)) continue;
-        const mixpi_scaled *s = mixpi_scaled_find(ctx, t);
-
-        memset(&k, 0, sizeof k);
-        k.rank = 1;
-        k.shape[0] = MIXPI_ROLES;
-        k.src_strides[0] = k.dst_strides[0] = 1;
-        if (s && back) {
-            k.src = mixpi_in(newest, MIXP_F32);
-            k.dst = mixpi_out_to(s->history, MIXP_F32, 0);
-            k.dst_strides[0] = s->length;
-        } else if (s) {
-            k.src = mixpi_in(s->history, MIXP_F32);
-            k.dst = mixpi_out_to(newest, MIXP_F32, 0);
-            k.src_strides[0] = s->length;
-        }
-
-        /* A weight without a state still has a place. */
-        if (s) r = mixpi_note_failure(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
-        newest += MIXPI_ROLES;
-    }
-    return r;
-}
-
-/* Makes the states of linears that only other ranks have met, with the recipe of the last linear
- * that trains. The other states keep theirs. */
-static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest) {
-    mixp_tensor *t;
-    mixp_result r = MIXP_OK;
-    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
-        if (!mixpi_is_scaled_weight(t)) continue;
-        if ((newest[0] > 0.0f || newest[1] > 0.0f || newest[2] > 0.0f) &&
-            !mixpi_scaled_find(ctx, t))
-            (void)mixpi_scaled_of(ctx, t, &ctx->casting->trained, &r);
-        newest += MIXPI_ROLES;
-    }
-    return r;
-}
-
-/* newest[words]: amax of this rank; each word becomes the largest of all ranks. table: memory for
- * the words of all ranks. */
-static mixp_result mixpi_scaled_join(
-    mixp_context *ctx, double *table, float *newest, int64_t words) {
-    const int64_t ranks = (int64_t)mixpi_world(ctx);
-    mixp_result r;
-    int64_t i, k;
-    memset(table, 0, (size_t)(ranks * words) * sizeof *table);
-    for (i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
-    r = mixpi_crew_share(ctx, table, words);
-    for (i = 0; i < words && r == MIXP_OK; i++)
-        for (k = 0; k < ranks; k++)
-            if ((float)table[k * words + i] > newest[i]) newest[i] = (float)table[k * words + i];
-    return r;
-}
-
-/* Sets each state's latest amax to the largest of all ranks. table, newest: host memory. */
-static mixp_result mixpi_scaled_exchange(
-    mixp_context *ctx, double *table, float *newest, int64_t words) {
-    const size_t bytes = (size_t)words * sizeof *newest;
-    float *there = (float *)mixpi_context_scratch(ctx, bytes);
-    mixp_result r = there ? mixpi_device_zero(ctx, there, bytes) : MIXP_ERR_MEMORY;
-    if (r == MIXP_OK) r = mixpi_scaled_newest(ctx, there, 0);
-    if (r == MIXP_OK) r = mixpi_download(ctx, newest, there, bytes);
-    if (r == MIXP_OK) r = mixpi_scaled_join(ctx, table, newest, words);
-    if (r == MIXP_OK) r = mixpi_scaled_meet_all(ctx, newest);
-    there = (float *)mixpi_context_scratch(ctx, bytes); /* the exchange has used the scratch */
-    if (r == MIXP_OK && !there) r = MIXP_ERR_MEMORY;
-    if (r == MIXP_OK) r = mixpi_upload(ctx, there, newest, bytes);
-    return r == MIXP_OK ? mixpi_scaled_newest(ctx, there, 1) : r;
-}
-
-static mixp_result mixpi_scaled_share(mixp_context *ctx) {
-    const int64_t words = mixpi_scaled_words(ctx), ranks = (int64_t)mixpi_world(ctx);
-    const size_t bytes = (size_t)(ranks * words) * sizeof(double);
-    const size_t own = (size_t)words * sizeof(float);
-    if (ctx->capture.active)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "delayed scaling shares amax between ranks through the host, which a captured step "
-            "cannot do; run each step without capturing, or use fp8_current");
-    if (!words) return MIXP_OK;
-    double *table = (double *)mixpi_host_take(ctx, bytes + own);
-    if (!table) return mixpi_out_of_memory(ctx, bytes + own);
-    mixp_result r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
-    mixpi_host_free(ctx, table);
-    return r;
-}
-
-/* After an update of an optimizer, also a skipped one: new scales. */
-static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
-    const mixpi_scaled *s;
-    mixp_result r = MIXP_OK;
-    if (!mixpi_scaled_is_on(ctx)) return MIXP_OK;
-    if (mixpi_world(ctx) > 1) r = mixpi_crew_stop(ctx, mixpi_scaled_share(ctx));
-    for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next) r = mixpi_scaled_turn(ctx, s);
-    return r;
-}
-/* --- recipes: what quantising an operand loses ----------------------------------------------- *
- *
- * The loss is measured in steps that the guard samples; watch/settle.c uses it to decide fallbacks.
- */
-typedef struct mixpi_losing {
-    const mixp_quantise_args *k;
-    double      decode, beyond; /* beyond: numbers above it do not round to the largest one */
-    mixpi_loss *rows;           /* loss of each row                                        */
-} mixpi_losing;
-
-/* A finite value is clipped if its magnitude, times the scale, is above this bound: below the bound
- * it rounds to the element's largest number at most. */
-static double mixpi_lossy_beyond(mixp_dtype element) {
-    return element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
-}
-
-/* The factor of the row or column of element i. */
-static double mixpi_line_factor(const mixp_quantise_args *k, int64_t i) {
-    return (double)k->line_scales[k->block_cols == 1 ? i % k->cols : i / k->cols];
-}
-
-static void mixpi_loss_of_row(const void *job, int64_t row) {
-    const mixpi_losing *l = (const mixpi_losing *)job;
-    const mixp_quantise_args *k = l->k;
-    mixpi_loss sum = { 0.0, 0, 0 };
-    for (int64_t i = row * k->cols; i < (row + 1) * k->cols; i++) {
-        const double decode = k->by_lines ? mixpi_line_factor(k, i) : l->decode;
-        mixpi_loss_add(&sum, (float)mixp_get(k->x, i), (double)mixp_f32_from_bf16(k->y[i]) * decode,
-            (double)k->given, l->beyond);
-    }
-    l->rows[row] = sum;
-}
-
-/* Measures what k has lost, with the same bits at any number of threads. */
-static mixp_result mixpi_loss_of(
-    mixp_context *ctx, const mixp_quantise_args *k, float decode, mixpi_loss *all) {
-    mixpi_losing l;
-    int64_t row;
-    l.k = k;
-    l.decode = (double)decode;
-    l.beyond = mixpi_lossy_beyond(k->element);
-    l.rows = (mixpi_loss *)mixpi_scratch(&ctx->exec, (size_t)k->rows * sizeof *l.rows);
-    if (!l.rows) return MIXP_ERR_MEMORY;
-    mixpi_each_unit(&ctx->exec, k->rows, k->cols, mixpi_loss_of_row, &l);
-    memset(all, 0, sizeof *all);
-    for (row = 0; row < k->rows; row++) {
-        all->error += l.rows[row].error;
-        all->seen += l.rows[row].seen;
-        all->clipped += l.rows[row].clipped;
-    }
-    return MIXP_OK;
-}
-
-/* --- blocks --- */
-
-typedef struct mixpi_blocks_job {
-    const mixp_quantise_args *k;
-    mixpi_grid grid;
-    double     decode, beyond;  /* beyond: numbers above it do not round to the largest one */
-    int64_t    rows, cols;      /* rows and columns of a block                             */
-    mixp_block_look *strips;    /* counts of each strip of blocks                          */
-} mixpi_blocks_job;
-
-/* Returns 1 / decode, or the largest f32 where 1 / decode overflows because decode is subnormal. */
-static float mixpi_inverse_scale(float decode) {
-    const float s = 1.0f / decode;
-    return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
-}
-
-/* Adds the counts of a part. */
-static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) {
-    const int scaled = part->blocks > part->flushed, before = sum->blocks > sum->flushed;
-    if (scaled && (!before || part->least < sum->least)) sum->least = part->least;
-    if (scaled && (!before || part->largest > sum->largest)) sum->largest = part->largest;
-    sum->blocks += part->blocks;
-    sum->clipped += part->clipped;
-    sum->flushed += part->flushed;
-}
-
-/* 4over6: finds which scales the block has kept: those that reproduce more of its values. */
-static mixpi_scales mixpi_block_choice(
-    const mixpi_blocks_job *j, int64_t first, mixpi_scales four, mixpi_scales six) {
-    const mixp_quantise_args *k = j->k;
-    int fours = 0, sixes = 0;
-    for (int64_t r = 0; r < j->rows; r++)
-        for (int64_t c = 0; c < j->cols; c++) {
-            const int64_t at = first + r * k->cols + c;
-            const float x = (float)mixp_get(k->x, at), y = mixp_f32_from_bf16(k->y[at]);
-            fours += mixpi_4over6_value(&j->grid, four, x) == y;
-            sixes += mixpi_4over6_value(&j->grid, six, x) == y;
-        }
-    return fours > sixes ? four : six;
-}
-
-/* Looks at the block whose first element is `first`. */
-static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) {
-    const mixp_quantise_args *k = j->k;
-    mixp_block_look one = { 0, 0, 0, 0, 0 };
-    uint32_t amax = 0, left = 0;
-    for (int64_t r = 0; r < j->rows; r++)
-        for (int64_t c = 0; c < j->cols; c++) {
-            const int64_t at = first + r * k->cols + c;
-            const uint32_t a = mixp_bits_of_f32((float)mixp_get(k->x, at)) & 0x7FFFFFFFu;
-            if (a > amax) amax = a;
-            left |= k->y[at].bits & 0x7FFFu;
-        }
-    if (!amax || amax >= 0x7F800000u) return one;
-
-    one.blocks = 1;
-    one.flushed = !left;
-    if (!left) return one;
-    const double decode = k->by_lines ? mixpi_line_factor(k, first) : j->decode;
-    const float tensor = mixpi_inverse_scale((float)decode);
-    mixpi_scales s = mixpi_scales_of(k, &j->grid, tensor, amax);
-    if (k->choice) s = mixpi_block_choice(j, first, mixpi_scales_e4m3(tensor, 1.5f, amax), s);
-    frexp((double)s.out * decode, &one.least);
-    one.largest = --one.least;
-    one.clipped = (double)mixp_f32_of_bits(amax) * (double)s.in > j->beyond;
-    return one;
-}
-
-static void mixpi_blocks_of_strip(const void *job, int64_t strip) {
-    const mixpi_blocks_job *j = (const mixpi_blocks_job *)job;
-    mixp_block_look sum = { 0, 0, 0, 0, 0 };
-    for (int64_t c = 0; c < j->k->cols; c += j->cols) {
-        const mixp_block_look one = mixpi_block_of(j, strip * j->rows * j->k->cols + c);
-        mixpi_blocks_add(&sum, &one);
-    }
-    j->strips[strip] = sum;
-}
-
-/* Adds the blocks that k has quantised to *all. Host memory. */
-static mixp_result mixpi_blocks_look(
-    mixp_context *ctx, const mixp_quantise_args *k, float decode, mixp_block_look *all) {
-    mixpi_blocks_job j;
-    j.k = k;
-    j.grid = mixpi_grid_of(k->element);
-    j.decode = (double)decode;
-    j.beyond = k->element == MIXP_F4_E2M1 ? 7.0 : mixpi_lossy_beyond(k->element);
-    j.rows = k->block_rows ? k->block_rows : 1;
-    j.cols = k->block_cols ? k->block_cols : k->cols;
-    const int64_t strips = k->rows / j.rows;
-    j.strips = (mixp_block_look *)mixpi_scratch(&ctx->exec, (size_t)strips * sizeof *j.strips);
-    if (!j.strips) return MIXP_ERR_MEMORY;
-    mixpi_each_unit(&ctx->exec, strips, j.rows * k->cols, mixpi_blocks_of_strip, &j);
-    for (int64_t i = 0; i < strips; i++) mixpi_blocks_add(all, &j.strips[i]);
-    return MIXP_OK;
-}
-
-/* The bound that a field of mixp_recipe sets; 0 = never. */
-static double mixpi_lossy_bound(float given, double usual) {
-    return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual;
-}
-
-static double mixpi_lossy_error_bound(mixp_dtype element) {
-    return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6;
-}
-
-/* The operands of a linear, one for each mixpi_role, as a guard knows them; NULL: no guard is on,
- * or it has no room for the site. */
-static mixpi_lossy *mixpi_lossy_of(const mixp_call *c) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
-    return mixpi_watched(c->ctx) & MIXPI_WATCHED ? watcher->operands(c) : NULL;
-}
-
-/* Bits of the operands that have fallen back. */
-static int mixpi_lossy_has_fallen(const mixpi_lossy *operands) {
-    int i, bits = 0;
-    for (i = 0; operands && i < MIXPI_ROLES; i++) bits |= operands[i].fallen << i;
-    return bits;
-}
-
-/* Does this step measure the operands? */
-static int mixpi_lossy_watches(const mixp_call *c, const mixpi_lossy *operands) {
-    const int flags = mixpi_watched(c->ctx);
-    const mixp_device *device = c->ctx->device;
-    if (device->download && !device->kernels->lose) return 0;
-    return operands && flags & MIXPI_WATCHED && flags & MIXPI_SAMPLED;
-}
-
-/* On a device: the losses travel to the guard with the rows of the sample. */
-static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_quantise_args *k) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
-    mixp_lose_args l;
-    memset(&l, 0, sizeof l);
-    l.n = k->rows * k->cols;
-    l.x = k->x;
-    l.y = k->y;
-    l.decode = k->own;
-    l.line_scales = k->by_lines ? k->line_scales : NULL;
-    l.cols = k->cols;
-    l.of_columns = k->block_cols == 1;
-    l.scale = k->given_at;
-    l.beyond = mixpi_lossy_beyond(k->element);
-    l.operand = (int)role;
-    l.out = watcher ? watcher->losses(c) : NULL;
-    return l.out ? MIXPI_RUN(c, lose, &l) : MIXP_ERR_MEMORY;
-}
-
-/* Measures what k lost, after k has quantised the operand. The first scale of delayed scaling, 1,
- * is not judged. */
-static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
-    mixpi_role role, const mixp_quantise_args *k, float decode) {
-    mixpi_lossy *o = &operands[role];
-    mixpi_loss all;
-    mixp_result result;
-    o->bounds[0] = mixpi_lossy_bound(r->error, mixpi_lossy_error_bound(k->element));
-    o->bounds[1] = mixpi_lossy_bound(r->clipped, 0.01);
-    if (c->ctx->device->download) return mixpi_lossy_queue(c, role, k);
-    if (r->kind == MIXP_RECIPE_FP8_DELAYED && k->given == 1.0f) return MIXP_OK;
-    result = mixpi_loss_of(c->ctx, k, decode, &all);
-    if (!o->seen) memset(&o->blocks, 0, sizeof o->blocks);
-    if (result == MIXP_OK) result = mixpi_blocks_look(c->ctx, k, decode, &o->blocks);
-    if (result != MIXP_OK) return result;
-    mixpi_lossy_join(o, all.seen ? all.error / (double)all.seen : 0.0,
-        all.seen ? (double)all.clipped / (double)all.seen : 0.0);
-    return MIXP_OK;
-}
-/* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
-
-/* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
- * NONE: bf16 products. step, call: the key of its random numbers. */
-typedef struct mixpi_recipe_call {
-    mixp_recipe recipe;
-    uint64_t    step, call;
-    int         decided;
-    mixpi_lossy *lossy;         /* loss of the operands, under a guard; otherwise NULL     */
-    int         fallen;         /* bits of the operands whose products are bf16            */
-    int         enters;         /* 1: the amax of operands enters the history              */
-    int         coded;          /* 1: x is kept as codes for the gradient of the weight    */
-    float       decode;         /* factor of the codes; set only in host memory            */
-    mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
-} mixpi_recipe_call;
-
-/* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
- * device's kernel wrote the factor there, times that of the product's other operand, if quantised
- * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller frees it. how, scales: set if narrow products run. lines: a factor for each
- * row of the product's result, or NULL. down: lines has a factor for each column instead. kept:
- * lines is saved for backward. */
-typedef struct mixpi_quantised {
-    mixp_tensor *y, *factor, *scales, *lines;
-    mixp_narrow  how;
-    float        decode;
-    int          high, lent, down, kept;
-} mixpi_quantised;
-
-/* An operand that is not yet quantised, of the product of the operands a and b. */
-static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a, mixpi_role b) {
-    mixpi_quantised q;
-    memset(&q, 0, sizeof q);
-    q.decode = 1.0f;
-    q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
-    return q;
-}
-
-static const float *mixpi_recipe_factor(const mixpi_quantised *q) {
-    return q->factor && !q->high ? (const float *)q->factor->data : NULL;
-}
-
-/* The number of which each size of a linear must be a multiple. */
-static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
-    return kind == MIXP_RECIPE_FP8_BLOCK ? 128 : kind == MIXP_RECIPE_MXFP8 ? 32 : 16;
-}
-
-/* The parameter that a linear multiplies by; NULL: its weight is the result of an operator. */
-static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
-    mixp_tensor *w = mixpi_lasting(c->in[1]);
-    return w && (w->own.is_param || w->own.optimizers > 0) ? w : NULL;
-}
-
-/* Does the guard, or a pin, leave this linear out? */
-static int mixpi_recipe_is_guarded(const mixp_call *c) {
-    return c->out->dtype != MIXP_BF16 || mixpi_watcher_is_pinned(c);
-}
-
-/* Counts a linear whose sizes do not fit. The first one is kept, and warned of, by name. */
-static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const int64_t sizes[3]) {
-    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
-    if (counts->unfit++) return;
-    snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
-    memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
-    mixpi_warn(c->ctx,
-        "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, are "
-        "not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear out with "
-        "mixp_autocast_set_recipes or mixp_guard_pin",
-        counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
-        (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
-}
-
-/* Does a linear train, rather than evaluate or compare? */
-static int mixpi_recipe_trains(const mixp_context *ctx) {
-    return !mixpi_is_no_grad(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
-}
-
-/* Uses the recipe r for a linear. */
-static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
-    if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
-        mixp_result made;
-        out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r, &made);
-        if (!out->scaled) return made;
-        if (out->enters) out->scaled->recipe = *r;
-    }
-    out->lossy = mixpi_lossy_of(c);
-    out->fallen = mixpi_lossy_has_fallen(out->lossy);
-    out->recipe = *r;
-    out->step = mixpi_random_step(c->ctx);
-    out->call = (uint64_t)c->ctx->tape.rounded++;
-    c->ctx->casting->recipes.quantised++;
-    return MIXP_OK;
-}
-
-/* The recipe of a linear with this weight by the rules; NULL: it multiplies in bf16. */
-static const mixp_recipe *mixpi_recipe_by_rules(const mixp_context *ctx, mixp_tensor *weight) {
-    const mixp_tensor *w = mixpi_lasting(weight);
-    return mixpi_rules_recipe(ctx->casting, w ? w->name : "");
-}
-
-/* The recipe of a linear; NULL: it multiplies in bf16. */
-static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
-    mixpi_casting *casting = c->ctx->casting;
-    const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
-    if (!mixpi_recipe_is_rules(casting, r)) return r;
-    r = mixpi_recipe_by_rules(c->ctx, c->in[1]);
-    if (!r) casting->recipes.kept++;
-    return r;
-}
-
-/* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
-static mixp_result mixpi_recipe_decide(
-    mixp_call *c, const int64_t sizes[3], mixpi_recipe_call *out) {
-    const mixp_recipe *r;
-    if (out->decided) return MIXP_OK;
-    out->decided = 1;
-    r = mixpi_recipe_now(c);
-    if (!r) return MIXP_OK;
-
-    out->enters = mixpi_recipe_trains(c->ctx);
-    if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) {
-        c->ctx->casting->trained = *r;
-        c->ctx->casting->trained_in = c->ctx->generation;
-    }
-
-    /* Kept in 16 bits, of a size that does not fit, or quantised. */
-    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
-    int64_t unit = mixpi_recipe_unit(r->kind);
-    int kept =
-        mixpi_recipe_is_guarded(c) || c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
-    kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
-    if (kept) counts->kept++;
-    else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
-        mixpi_recipe_unfit(c, r, sizes);
-    else return mixpi_recipe_take(c, r, out);
-    return MIXP_OK;
-}
-
-/* Blocks of 1 x n along the sum: along the columns or, for the gradient of a weight, the rows. */
-static void mixpi_recipe_blocks(mixp_quantise_args *k, int64_t n, int rows) {
-    k->block_rows = rows ? n : 1;
-    k->block_cols = rows ? 1 : n;
-}
-
-/* Is an operand quantised in squares? r: a recipe of blocks. */
-static int mixpi_recipe_squares(const mixp_recipe *r, mixpi_role role) {
-    return role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 && !r->no_2d;
-}
-
-/* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
-static void mixpi_recipe_plan(
-    const mixp_recipe *r, mixpi_role role, int rows, mixp_quantise_args *k) {
-    const int64_t n = mixpi_recipe_unit(r->kind);
-    k->element = MIXP_F8_E4M3;
-    k->scale = MIXP_SCALE_TENSOR;
-
-    /* One factor for the array. */
-    if (r->kind == MIXP_RECIPE_FP8_CURRENT || r->kind == MIXP_RECIPE_FP8_DELAYED) {
-        if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
-        k->power = r->kind == MIXP_RECIPE_FP8_CURRENT && r->power_2;
-        return;
-    }
-
-    /* One for each block. */
-    mixpi_recipe_blocks(k, n, rows);
-    k->e8m0 = r->e8m0;
-    if (mixpi_recipe_squares(r, role)) k->block_rows = k->block_cols = n;
-    if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
-    if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
-
-    if (r->kind != MIXP_RECIPE_NVFP4) return;
-    k->element = MIXP_F4_E2M1;
-    k->scale = MIXP_SCALE_E4M3;
-    k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
-    if (role == MIXPI_ROLE_W) k->choice = r->w_4over6;
-    if (role == MIXPI_ROLE_X) k->choice = r->x_4over6;
-    k->bound_448 = r->bound_448;
-    k->by_lines = role == MIXPI_ROLE_X && r->row_scaled;
-}
-
-static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
-    if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
-}
-
-/* Writes the Hadamard transform of k->x to a new array of the arena, and sets k->x to that. */
-static mixp_result mixpi_recipe_transform(
-    mixp_call *c, mixp_quantise_args *k, mixp_tensor **transformed) {
-    const int64_t count = k->rows * k->cols;
-    mixp_hadamard_args h;
-    *transformed = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
-    if (!*transformed) return MIXP_ERR_MEMORY;
-    h.rows = k->rows;
-    h.cols = k->cols;
-    h.a = k->x;
-    h.y = (mixp_bf16 *)(*transformed)->data;
-    k->x = mixpi_tensor_in(*transformed);
-    if (c->ctx->device->kernels->hadamard) return MIXPI_RUN(c, hadamard, &h);
-    return mixp_hadamard(&c->ctx->exec, h.rows, h.cols, h.a, h.y);
-}
-
-/* Quantises k->x into q->y. Where memory is the host's, the factor is in q->decode. */
-static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
-    const mixp_device *device = c->ctx->device;
-    const int64_t two = 2;
-    k->y = (mixp_bf16 *)q->y->data;
-    if (!device->kernels->quantise) return mixp_quantise(&c->ctx->exec, k, &q->decode);
-    if (!device->download) k->decode = &q->decode;
-    else if (mixpi_has_scale_of_array(k->scale)) {
-        q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
-        if (!q->factor) return MIXP_ERR_MEMORY;
-        k->decode = (float *)q->factor->data;
-        k->own = k->decode + 1;
-    }
-    return MIXPI_RUN(c, quantise, k);
-}
-
-/* --- quantised values of weights ---
- * They last as long as the weight's tensor, and are made again when the weight was written or
- * another recipe reads it. On a device a graph would write them unseen by the host: there they are
- * made for each product. */
-
-typedef struct mixpi_weight_copy {
-    mixp_tensor       *y;
-    mixp_quantise_args plan;    /* what y was made by                                      */
-    uint64_t           versions[2];     /* versions of the weight read; 0: y holds nothing */
-    float              decode, amax;
-} mixpi_weight_copy;
-
-/* The versions of the values that a linear reads: of the tensor, and of the master weight from
- * which the tensor was cast. */
-static void mixpi_weight_versions(const mixp_tensor *w, uint64_t versions[2]) {
-    const mixp_tensor *master = w->own.master;
-    versions[0] = w->version + 1;
-    versions[1] = master ? master->own.low_version[w->dtype == MIXP_BF16] : 0;
-}
-
-/* The place of a weight's quantised values; NULL: they are made for each product, or *r is an
- * error. */
-static mixpi_weight_copy *mixpi_weight_place(
-    mixp_call *c, const mixp_quantise_args *k, int rows, mixp_result *r) {
-    mixp_tensor *owner = mixpi_lasting(c->in[1]), *y;
-    mixpi_weight_copy *copy, **place;
-    if (!owner || c->ctx->device->download) return NULL;
-    place = &owner->own.quantised[rows && k->block_rows != k->block_cols];
-    if (*place) return *place;
-    copy = (mixpi_weight_copy *)mixpi_host_alloc(c->ctx, sizeof *copy);
-    y = copy ? mixpi_twin(owner, MIXP_BF16) : NULL;
-    if (y) y->data = mixpi_data_alloc(y);
-    if (!y || !y->data) {
-        *r = MIXP_ERR_MEMORY;
-        return NULL;
-    }
-    copy->y = y;
-    return *place = copy;
-}
-
-static int mixpi_weight_is_fresh(
-    const mixpi_weight_copy *copy, const mixp_quantise_args *k, const uint64_t versions[2]) {
-    const mixp_quantise_args *p = &copy->plan;
-    return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
-           p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
-           p->choice == k->choice && p->bound_448 == k->bound_448 && p->power == k->power &&
-           p->block_rows == k->block_rows && p->block_cols == k->block_cols && p->given == k->given;
-}
-
-/* Sets q to the weight's quantised values, quantised again if stale. */
-static mixp_result mixpi_weight_quantise(
-    mixp_call *c, mixpi_weight_copy *copy, mixp_quantise_args *k, mixpi_quantised *q) {
-    uint64_t versions[2];
-    mixpi_weight_versions(c->in[1], versions);
-    q->y = copy->y;
-    q->decode = copy->decode;
-    k->y = (mixp_bf16 *)copy->y->data;
-
-    /* The copy of this version serves again. */
-    if (mixpi_weight_is_fresh(copy, k, versions)) {
-        if (k->amax) *k->amax = copy->amax;
-        return MIXP_OK;
-    }
-
-    /* Otherwise it is made, and has no version until it is complete. */
-    memset(copy->versions, 0, sizeof copy->versions);
-    MIXPI_TRY(mixpi_recipe_quantise(c, k, q));
-    copy->plan = *k;
-    copy->plan.decode = copy->plan.amax = NULL;
-    copy->decode = q->decode;
-    copy->amax = k->amax ? *k->amax : 0.0f;
-    memcpy(copy->versions, versions, sizeof versions);
-    return MIXP_OK;
-}
-
-/* How k quantises its array, for a narrow product. */
-static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
-    const mixp_narrow how = { k->element, k->scale, k->block_rows, k->block_cols, k->scales };
-    return how;
-}
-
-/* If narrow products run: notes how k quantises, and allocates memory for the scales of blocks,
- * unless k has some for codes. */
-static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
-    int64_t count;
-    if (!c->ctx->products.narrow) return MIXP_OK;
-    if (k->scale != MIXP_SCALE_TENSOR && !k->scales) {
-        count = k->rows / k->block_rows * (k->cols / k->block_cols);
-        q->scales = mixp_activation(c->ctx, MIXP_U8, 1, &count);
-        if (!q->scales) return MIXP_ERR_MEMORY;
-        k->scales = (uint8_t *)q->scales->data;
-    }
-    q->how = mixpi_recipe_how(k);
-    return MIXP_OK;
-}
-
-/* Allocates memory for k's factors of lines. */
-static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
-    const int64_t count = mixpi_quantise_lines(k);
-    q->down = k->block_cols == 1;
-    q->lines = mixp_activation(c->ctx, MIXP_F32, 1, &count);
-    if (!q->lines) return MIXP_ERR_MEMORY;
-    k->line_scales = (float *)q->lines->data;
-    return MIXP_OK;
-}
-
-/* Quantises an operand into an array of the arena. transformed: computes its Hadamard transform
- * first, into *transformed, which the caller frees; NULL: no transform. */
-static mixp_result mixpi_recipe_once(
-    mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k, mixpi_quantised *q) {
-    const int64_t count = k->rows * k->cols;
-    mixp_result r;
-    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
-    if (!q->y) return MIXP_ERR_MEMORY;
-    r = mixpi_recipe_scales(c, k, q);
-    if (k->by_lines && r == MIXP_OK) r = mixpi_recipe_lines(c, k, q);
-    if (transformed && r == MIXP_OK) r = mixpi_recipe_transform(c, k, transformed);
-    return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
-}
-
-/* The scale of an operand under delayed scaling, and where its amax goes: to *amax, or on a device
- * to the history. */
-static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_call *rc,
-    mixpi_role role, float *amax, mixp_quantise_args *k) {
-    const mixpi_scaled *s = rc->scaled;
-    if (!mixpi_has_own_memory(ctx)) {
-        k->given = s->scales[role];
-        k->amax = amax;
-        return;
-    }
-    k->given_at = s->scales + role;
-    k->amax = rc->enters ? s->history + (int64_t)role * s->length : NULL;
-    k->amax_joins = 1;
-}
-
-/* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
- * rows. Free q->y with mixpi_recipe_free. */
-static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
-    int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
-    const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
-                           over_rows && role != MIXPI_ROLE_W;
-    mixpi_weight_copy *copy = NULL;
-    mixp_tensor *transformed = NULL;
-    mixp_result r = MIXP_OK;
-    float amax = 0.0f;
-    if (q->high && !rc->scaled && !mixpi_lossy_watches(c, rc->lossy)) return MIXP_OK;
-
-    /* How it is quantised, and its random numbers. */
-    mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
-    k->seed = c->ctx->seed ^ 0x7265636970657321u;
-    k->step = rc->step;
-    k->tensor = 2u * rc->call + (uint64_t)over_rows;
-    if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
-
-    /* A weight is quantised once for each version, other operands in each step. */
-    if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
-    if (copy) r = mixpi_weight_quantise(c, copy, k, q);
-    else if (r == MIXP_OK) r = mixpi_recipe_once(c, transforms ? &transformed : NULL, k, q);
-
-    if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
-        r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
-    mixpi_recipe_free(c->ctx, transformed);
-    if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
-    return r;
-}
-
-/* The arguments that say which array is quantised. */
-static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols) {
-    mixp_quantise_args k;
-    memset(&k, 0, sizeof k);
-    k.x = x;
-    k.rows = rows;
-    k.cols = cols;
-    return k;
-}
-
-/* Frees what a product quantised for itself. */
-static void mixpi_quantised_free(mixp_context *ctx, const mixpi_quantised *q) {
-    if (q->lent) return;
-    mixpi_recipe_free(ctx, q->y);
-    mixpi_recipe_free(ctx, q->factor);
-    mixpi_recipe_free(ctx, q->scales);
-    if (!q->kept) mixpi_recipe_free(ctx, q->lines);
-}
-
-/* Are the values of an operand the same along its rows and its columns? */
-static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
-    return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT || rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
-}
-
-/* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */
-static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k) {
-    if (c->ctx->products.wide_reported) return;
-    c->ctx->products.wide_reported = 1;
-    mixpi_warn(c->ctx,
-        "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x %.0f x "
-        "%.0f for mixp_linear '%.63s', because of the GPU's capability, the library's version or "
-        "the sizes. It stays a bf16 product. mixp_context_gemm_count counts both kinds; see NARROW "
-        "PRODUCTS at mixp_context_desc",
-        mixp_dtype_name(k->a.element), mixp_dtype_name(k->b.element), (double)k->gemm.m,
-        (double)k->gemm.n, (double)k->gemm.k, c->in[1]->name);
-}
-
-/* Runs g. one, other: its quantised operands a and b, in either order. */
-static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
-    const mixpi_quantised *one, const mixpi_quantised *other) {
-    mixp_gemm_narrow_args k;
-    int64_t before;
-    int first;
-    if (one->high || !c->ctx->products.narrow) return MIXPI_RUN(c, gemm, g);
-    first = g->a.data == one->y->data;
-    k.gemm = *g;
-    k.a = first ? one->how : other->how;
-    k.b = first ? other->how : one->how;
-    before = mixp_context_gemm_count(c->ctx).narrow;
-    MIXPI_TRY(MIXPI_RUN(c, gemm_narrow, &k));
-    if (mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
-    return MIXP_OK;
-}
-
-/* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */
-static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mixp_binary op,
-    mixp_in t, mixp_in b, int down, mixp_out y) {
-    mixp_binary_args k = mixpi_binary_of(op, t, b, y, g->m, g->n);
-    k.b_strides[0] = !down;
-    k.b_strides[1] = down;
-    return MIXPI_RUN(c, binary, &k);
-}
-
-/* Runs g into f32, then applies the factors of x's lines and the bias. x: one of the operands. */
-static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
-    const mixpi_quantised *a, const mixpi_quantised *b, const mixpi_quantised *x) {
-    const int64_t count = g->m * g->n;
-    const mixp_in lines = mixpi_tensor_in(x->lines);
-    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
-    mixp_gemm_args plain = *g;
-    mixp_in from;
-    mixp_out to;
-    if (!sums) return MIXP_ERR_MEMORY;
-
-    /* The product, without the bias. */
-    from = mixpi_tensor_in(sums);
-    to = mixpi_out_to(sums->data, MIXP_F32, 0);
-    plain.c = to;
-    plain.ldc = g->n;
-    memset(&plain.bias, 0, sizeof plain.bias);
-    mixp_result r = mixpi_recipe_product(c, &plain, a, b);
-
-    if (r == MIXP_OK)
-        r = mixpi_recipe_outer(
-            c, g, MIXP_BINARY_MUL, from, lines, x->down, g->bias.data ? to : g->c);
-    if (r == MIXP_OK && g->bias.data)
-        r = mixpi_recipe_outer(c, g, MIXP_BINARY_ADD, from, g->bias, 1, g->c);
-    mixpi_recipe_free(c->ctx, sums);
-    return r;
-}
-
-/* Runs g with its two operands already in place, a quantised before b, and frees the quantised
- * operands. */
-static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
-    const mixpi_quantised *a, const mixpi_quantised *b) {
-    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
-    if (r == MIXP_OK) {
-        g->alpha = a->high ? 1.0f : a->decode * b->decode;
-        g->alpha_at = mixpi_recipe_factor(b);
-        const mixpi_quantised *x = a->lines ? a : b;
-        r = x->lines && !a->high ? mixpi_recipe_by_lines(c, g, a, b, x)
-                                 : mixpi_recipe_product(c, g, a, b);
-    }
-    if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
-    mixpi_quantised_free(c->ctx, a);
-    mixpi_quantised_free(c->ctx, b);
-    return r;
-}
-MIXPI_SELDOM_END
-/* --- recipes: the input of a linear kept as codes -------------------------------------------- *
- *
- * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then
- * frees x. Backward turns the codes into values again.
- */
-/* The tensors that a linear saves. */
-enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR, MIXPI_CODE_LINES };
-
-/* Does any gradient of e's inputs read t? Inputs that are frozen now count. */
-static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
-    const mixp_call *c = &e->call;
-    uint32_t what = 0, bits = c->out == t ? MIXP_READS_RESULT : 0u;
-    for (int i = 0; i < c->n_in; i++) {
-        if (!(e->inputs[i] & MIXPI_INPUT_CONSTANT)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
-        if (c->in[i] == t) bits |= i < 31 ? 1u << i : MIXP_READS_ALL;
-    }
-    return (what & bits) != 0;
-}
-
-/* The recorded operator that made t, if t is disposable, owns its memory, and is read by no
- * gradient of a recorded operator; otherwise NULL. */
-static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const mixp_tensor *t) {
-    const mixpi_tape_entry *e;
-    if (!t->own.disposable || t->own.spent || t->requires_grad) return NULL;
-    if (!t->own.from_tape || t->own.origin || t->own.aliased) return NULL;
-    for (e = ctx->tape.newest; e; e = e->older) {
-        if (e->block || mixpi_entry_reads(e, t)) return NULL;
-        if (e->alias && e->call.out->own.origin == t) return NULL;
-        if (e->call.out == t) return e;
-    }
-    return NULL;
-}
-
-/* Why the input x of a linear cannot be kept as codes; NULL: it can. */
-static const char *mixpi_coded_hindrance(const mixp_call *c) {
-    const mixp_tensor *x = c->in[0];
-    int i;
-    if (c->ctx->tape.in_block) return "x is in a block of mixp_recompute";
-    for (i = 1; i < c->n_in; i++)
-        if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is also the weight or the bias";
-    if (mixpi_unread_maker(c->ctx, x)) return NULL;
-    if (!x->own.from_tape) return "x is not the result of a recorded operator";
-    if (!x->own.disposable)
-        return "x is not disposable: call mixp_tensor_set_disposable(x, 1) before the last "
-               "mixp_linear that reads it";
-    if (x->requires_grad) return "x keeps its gradient (mixp_tensor_set_requires_grad)";
-    return "another gradient reads x, or x shares its memory";
-}
-
-/* Is x kept as codes for the gradient of the weight? Notes the linear if x cannot be kept. */
-static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
-    const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
-    mixpi_casting *casting = c->ctx->casting;
-    if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
-    if (rc->coded) return 0; /* kept already: a guard measures the product a second time */
-    if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
-    const char *why = mixpi_coded_hindrance(c);
-    if (!why) return 1;
-    casting->uncoded++;
-    casting->uncoded_why = why;
-    snprintf(casting->uncoded_name, sizeof casting->uncoded_name, "%.63s", c->in[1]->name);
-    return 0;
-}
-
-static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
-    const mixp_context *ctx = c->ctx;
-    if (ctx->device->kernels->recode) return MIXPI_RUN(c, recode, k);
-    return mixpi_cpu_portable()->kernels->recode(&ctx->exec, k);
-}
-
-/* How the codes of x[rows, cols] lie in what the linear has saved. */
-static mixp_recode_args mixpi_coded_args(
-    const mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
-    mixp_quantise_args plan = *x;
-    mixp_recode_args k;
-    mixpi_recipe_plan(&rc->recipe, MIXPI_ROLE_X, 1, &plan);
-    memset(&k, 0, sizeof k);
-    k.rows = x->rows;
-    k.cols = x->cols;
-    k.element = plan.element;
-    k.scale = plan.scale;
-    k.block_rows = plan.block_rows;
-    k.codes = (uint8_t *)c->saved[MIXPI_CODES]->data;
-    if (c->saved[MIXPI_CODE_SCALES]) k.scales = (const uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
-    return k;
-}
-
-/* Memory for the codes of x and the scales of their blocks. */
-static mixp_result mixpi_coded_save(
-    mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
-    const int64_t count = x->rows * x->cols;
-    const int64_t bytes = rc->recipe.kind == MIXP_RECIPE_NVFP4 ? count / 2 : count;
-    const int64_t scales = count / mixpi_recipe_unit(rc->recipe.kind);
-    if (!mixp_call_save(c, MIXPI_CODES, MIXP_U8, 1, &bytes)) return MIXP_ERR_MEMORY;
-    if (mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
-    return mixp_call_save(c, MIXPI_CODE_SCALES, MIXP_U8, 1, &scales) ? MIXP_OK : MIXP_ERR_MEMORY;
-}
-
-/* Keeps the codes of x. q: forward's quantised x, if the gradient of the weight has the same;
- * otherwise q->y is NULL and x is quantised here. The caller frees q->y. */
-static mixp_result mixpi_coded_keep(
-    mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x, mixpi_quantised *q) {
-    mixp_recode_args k;
-    mixp_result r = mixpi_coded_save(c, rc, x);
-    if (r != MIXP_OK) return r;
-
-    /* The codes, and from them the values that forward reads. */
-    k = mixpi_coded_args(c, rc, x);
-    if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
-    if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
-    if (r != MIXP_OK) return r;
-    k.y = (mixp_bf16 *)q->y->data;
-    r = mixpi_coded_run(c, &k);
-
-    /* Backward reads the codes; x itself is no longer needed. */
-    rc->decode = q->decode;
-    c->saved[MIXPI_CODE_FACTOR] = q->factor;
-    c->saved[MIXPI_CODE_LINES] = q->lines;
-    rc->coded = r == MIXP_OK;
-    if (!rc->coded) return r;
-    mixp_call_reads(c, 1, 0);
-    c->ctx->casting->recipes.coded++;
-    c->ctx->casting->coded++;
-    return MIXP_OK;
-}
-
-/* The values of x from the codes, into q->y. */
-static mixp_result mixpi_coded_values(
-    mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x, mixpi_quantised *q) {
-    const mixp_tensor *factor = c->saved[MIXPI_CODE_FACTOR];
-    const int64_t count = x->rows * x->cols, two = 2;
-    mixp_recode_args k = mixpi_coded_args(c, rc, x);
-    const mixp_narrow how = { k.element, k.scale, k.block_rows, k.block_rows ? 1 : 0, k.scales };
-
-    q->how = how;
-    q->lines = c->saved[MIXPI_CODE_LINES];
-    q->down = q->kept = 1;
-    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
-    if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
-    if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;
-
-    /* The kernel decodes with the factor of those codes. */
-    q->decode = rc->decode;
-    k.y = (mixp_bf16 *)q->y->data;
-    k.decodes = 1;
-    if (factor) {
-        k.own = (const float *)factor->data + 1;
-        k.times = x->times;
-        k.decode = (float *)q->factor->data;
-    }
-    return mixpi_coded_run(c, &k);
-}
-
-/* Frees the input of the linear that was recorded last, if codes replace it; of a cast, also the
- * cast's input. */
-static void mixpi_coded_free(mixp_context *ctx, const mixp_tensor *x) {
-    const mixpi_tape_entry *maker = mixpi_unread_maker(ctx, x);
-    while (maker) {
-        mixp_tensor *freed = maker->call.out;
-        const int cast = mixpi_is_cast(maker->call.op);
-        maker = cast ? mixpi_unread_maker(ctx, maker->call.in[0]) : NULL;
-        freed->own.spent = 1;
-        mixpi_arena_free(ctx, &ctx->memory.dev, freed->data, mixpi_bytes(freed));
-    }
-}
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
 /* Attributes of a product, set by infer. linear: a weight w[out, in] and a bias. g holds the batch
@@ -25647,7 +24348,8 @@ typedef struct mixpi_product {
     int            linear;
     mixp_gemm_args g;
     mixpi_axes     batches;
-    mixpi_recipe_call quantise; /* how a linear quantises                                  */
+    int            asked;       /* 1: it is decided whether a recipe quantises a linear    */
+    struct mixpi_recipe_call *recipe;   /* how it does; NULL: it does not                  */
 } mixpi_product;
 
 /* The shape of an operand as matrices. A vector is one row of a, or one column of b. */
@@ -25810,32 +24512,6 @@ static void mixpi_product_at(
     }
 }
 
-/* Keeps x[m, k] as codes, after the product. q: x as the product read it; released here. */
-static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quantised *q) {
-    mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
-    if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
-    mixp_result r = mixpi_coded_keep(c, &p->quantise, &x, q);
-    mixpi_recipe_free(c->ctx, q->y);
-    return r;
-}
-
-/* c = x w' of quantised operands. g: the forward product. */
-static mixp_result mixpi_linear_run_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
-    const int coded = mixpi_wants_codes(c, &p->quantise);
-    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
-    mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
-    w.times = mixpi_recipe_factor(&qx);
-    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 0, &w, &qw);
-    if (r == MIXP_OK && !qx.high) {
-        g.a = mixpi_tensor_in(qx.y);
-        g.b = mixpi_tensor_in(qw.y);
-    }
-    qx.lent = coded && !qx.high && mixpi_recipe_has_one_scale(&p->quantise);
-    r = mixpi_recipe_run(c, &g, r, &qx, &qw);
-    return coded && r == MIXP_OK ? mixpi_linear_codes(c, p, &qx) : r;
-}
-
 static mixp_result mixpi_product_forward(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_gemm_args *g = &p->g;
@@ -25849,13 +24525,9 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
 
-    /* A linear asks its recipe; one that runs again keeps the answer. */
-    if (p->linear && !mixpi_entry_of(c)->again) {
-        const int64_t sizes[3] = { g->m, g->n, g->k };
-        r = mixpi_recipe_decide(c, sizes, &p->quantise);
-    }
-    if (r != MIXP_OK) return r;
-    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_run_quantised(c, p, *g);
+    /* A recipe may quantise a linear; one that runs again keeps the answer. */
+    if (p->linear && !mixpi_entry_of(c)->again) MIXPI_TRY(mixpi_quantiser_decide(c->ctx, c));
+    if (p->recipe) return c->ctx->quantiser->forward(c);
 
     /* Multiply the batches that do not fit into one call of the kernel. */
     const int64_t calls = mixpi_product_calls(&p->batches);
@@ -26004,91 +24676,9 @@ static mixp_result mixpi_product_join(
     return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
 }
 
-/* Quantises dy for a product that reads dy and `other`, or uses the quantised dy in `both`. */
-static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_role other,
-    const mixpi_quantised *both, mixpi_quantised *q) {
-    const int over_rows = other == MIXPI_ROLE_X;
-    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
-    *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, other);
-    if (!both->y) return mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, over_rows, &dy, q);
-    q->y = both->y;
-    q->factor = both->factor;
-    q->decode = both->decode;
-    q->how = both->how;
-    q->lent = 1;
-    return MIXP_OK;
-}
-
-/* dx = dy w of quantised operands. */
-static mixp_result mixpi_linear_dx(
-    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
-    mixp_gemm_args g = p->g;
-    mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qw = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_W), qdy;
-    mixp_out to = mixpi_call_dx(c, 0);
-    mixp_result r;
-    if (!to.data) return MIXP_OK;
-    r = mixpi_linear_dy(c, p, MIXPI_ROLE_W, both, &qdy);
-    w.times = mixpi_recipe_factor(&qdy);
-    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
-    if (r == MIXP_OK) {
-        if (!qw.high) g.b = mixpi_tensor_in(qw.y);
-        g = mixpi_product_da(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
-        g.c = to;
-    }
-    return mixpi_recipe_run(c, &g, r, &qdy, &qw);
-}
-
-/* dw = dy' x of quantised operands. */
-static mixp_result mixpi_linear_dw(
-    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
-    mixp_gemm_args g = p->g;
-    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
-    mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X), qdy;
-    mixp_out to = mixpi_call_dx(c, 1);
-    mixp_result r;
-    if (!to.data) return MIXP_OK;
-    r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
-    x.times = mixpi_recipe_factor(&qdy);
-    if (r == MIXP_OK && p->quantise.coded) r = mixpi_coded_values(c, &p->quantise, &x, &qx);
-    else if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
-    if (r == MIXP_OK) {
-        if (!qx.high) g.a = mixpi_tensor_in(qx.y);
-        g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
-        g.c = to;
-    }
-    return mixpi_recipe_run(c, &g, r, &qdy, &qx);
-}
-
-/* Quantises dy once for both products that read it, if its values are the same for both. */
-static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi_quantised *both) {
-    const mixpi_recipe_call *rc = &p->quantise;
-    const mixpi_quantised for_x = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_W);
-    const mixpi_quantised for_w = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_X);
-    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
-    *both = for_x;
-    if (!mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
-    if (rc->recipe.wgrad_high) return MIXP_OK;
-    if (for_x.high || for_w.high) return MIXP_OK;
-    if (!mixp_call_wants(c, 0) || !mixp_call_wants(c, 1)) return MIXP_OK;
-    return mixpi_recipe_operand(c, rc, MIXPI_ROLE_DY, 0, &dy, both);
-}
-
-/* The backward pass of a linear under a recipe. The bias's gradient is made from dy itself. */
-static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
-    const mixp_recipe *recipe = &p->quantise.recipe;
-    mixpi_quantised both;
-    mixp_result r = mixpi_linear_both(c, p, &both);
-    if (r == MIXP_OK) r = mixpi_linear_dx(c, p, &both);
-    if (r == MIXP_OK)
-        r = recipe->wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
-    mixpi_quantised_free(c->ctx, &both);
-    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
-}
-
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_back(c, p);
+    if (p->recipe) return c->ctx->quantiser->backward(c);
     MIXPI_TRY(mixpi_product_grad(c, 0));
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
         return mixpi_product_join(c, &p->g, mixpi_call_dy(c), 1, 2);
@@ -26104,11 +24694,7 @@ MIXPREC_API mixp_tensor *mixp_linear(
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (!y || !y->own.from_tape) return y;
-
-    /* If the recorded linear keeps codes of x, x is freed. */
-    const mixp_call *c = &ctx->tape.newest->call;
-    if (((const mixpi_product *)c->attrs)->quantise.coded) mixpi_coded_free(ctx, c->in[0]);
+    if (y && y->own.from_tape) mixpi_quantiser_recorded(ctx, &ctx->tape.newest->call);
     return y;
 }
 
@@ -26251,15 +24837,6 @@ static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
 }
 
-/* Do the rules of recipes leave both layers in bf16? */
-static int mixpi_mlp_is_bf16(const mixp_context *ctx, mixp_tensor *const *in) {
-    const mixp_recipe *recipe = mixp_autocast_current(ctx).recipe;
-    if (!recipe) return 1;
-    return mixpi_recipe_is_rules(ctx->casting, recipe) &&
-           !mixpi_recipe_by_rules(ctx, in[MIXPI_MLP_UP]) &&
-           !mixpi_recipe_by_rules(ctx, in[MIXPI_MLP_DOWN]);
-}
-
 /* Can the three operators be joined? If an input does not fit, the separate operator reports it. */
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
@@ -26271,7 +24848,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     return x->rank >= 1 && mixpi_is_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
            mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]) &&
-           mixpi_mlp_is_bf16(ctx, in);
+           mixpi_quantiser_leaves(ctx, in[MIXPI_MLP_UP], in[MIXPI_MLP_DOWN]);
 }
 
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
@@ -26283,11 +24860,8 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     in[MIXPI_MLP_UP_BIAS] = up_bias;
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
 
-    /* As one operator. It counts the layers that rules of recipes leave in bf16. */
-    if (mixpi_mlp_joins(ctx, in)) {
-        if (mixp_autocast_current(ctx).recipe) ctx->casting->recipes.kept += 2;
+    if (mixpi_mlp_joins(ctx, in))
         return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
-    }
 
     x = mixp_linear(ctx, x, up, up_bias);
     if (x) x = mixp_gelu_tanh(ctx, x);
@@ -30917,20 +29491,6 @@ static mixp_result mixpi_jvp_check(
         mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
-/* Makes the tangents in a region without a recipe, as bf16 products. So a tangent changes no scale
- * of delayed scaling. */
-static mixp_tensor *mixpi_jvp_unquantised(
-    mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
-    mixp_autocast region = mixp_autocast_current(ctx);
-    if (!region.recipe) return mixpi_jvp(ctx, y, x, d);
-    region.recipe = NULL;
-    const int opened = mixp_autocast_open_with(ctx, &region);
-    if (opened < 0) return NULL;
-    d = mixpi_jvp(ctx, y, x, d);
-    mixp_autocast_close(ctx, opened);
-    return d;
-}
-
 MIXPREC_API mixp_tensor *mixp_jvp(
     mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *tangent) {
     mixpi_outer o;
@@ -30940,7 +29500,7 @@ MIXPREC_API mixp_tensor *mixp_jvp(
     if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
     if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
-    return tangent ? mixpi_jvp_unquantised(ctx, y, x, tangent) : NULL;
+    return tangent ? mixpi_jvp(ctx, y, x, tangent) : NULL;
 }
 MIXPI_COLD_END
 /* ==== 9. SCALER (implementation) ====================================================== */
@@ -34375,7 +32935,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
 
     /* Without a scaler the step is the update. */
     MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt)));
-    MIXPI_TRY(mixpi_delayed_advance(opt->ctx));
+    MIXPI_TRY(mixpi_quantiser_advance(opt->ctx));
     return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
 }
 
@@ -34641,7 +33201,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
     r = mixpi_crew_stop(ctx, mixpi_buffers_update(scaler));
-    if (r == MIXP_OK) r = mixpi_delayed_advance(ctx);
+    if (r == MIXP_OK) r = mixpi_quantiser_advance(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_report_divergence(scaler);
     if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
@@ -36381,21 +34941,6 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_spike(s, opt, number);
 }
 
-/* The state of delayed scaling: two tensors for each weight. */
-static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
-    mixpi_state_item item = mixpi_state_array(MIXP_F32, MIXPI_ROLES, scaled->scales);
-    item.optional = 1;
-    item.on_device = 1;
-    item.must = MIXPI_ABOVE_0;
-    mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);
-    item.e.rank = 2;
-    item.e.shape[1] = scaled->length;
-    item.e.bytes = MIXPI_ROLES * (size_t)scaled->length * sizeof *scaled->history;
-    item.memory = scaled->history;
-    item.must = MIXPI_AMAX;
-    mixpi_state_add(s, item, "mixprec.recipe.amax_history.%s", scaled->weight->name);
-}
-
 /* May the file have this name although the program has no use for it? */
 static int mixpi_is_optional_name(const char *name) {
     if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
@@ -36469,7 +35014,7 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 /* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
-    mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
+    const mixpi_quantiser *quantiser = mixpi_quantiser_of(s->ctx);
     int i;
     s->n_items = s->names_used = 0;
 
@@ -36491,7 +35036,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     if (!s->fresh) mixpi_state_add_own(s);
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     int guarded = watcher && watcher->items(s);
-    for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
+    if (quantiser) quantiser->items(s);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
 
@@ -37235,8 +35780,11 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
                    : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
                      ".optimizers";
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
-        hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
-               "first";
+        hint = s->ctx->quantiser
+                   ? "; the file has the state of the recipe fp8_delayed: call "
+                     "mixp_autocast_set_recipe first"
+                   : "; the file has the state of the recipe fp8_delayed, and this build has no "
+                     "recipes: compile without MIXPREC_NO_RECIPES";
     if (mixpi_is_rank_name(name))
         hint = "; in the file this buffer is each rank's own: make the same buffers with the same "
                "mixp_buffer_set_ranks";
@@ -37446,44 +35994,6 @@ static mixp_result mixpi_scaler_forget(mixp_scaler *s, mixp_result load) {
     return mixpi_upload(s->ctx, &s->state->loss_bad, &none, sizeof none);
 }
 
-/* States of delayed scaling that the file lacks start from their beginning. */
-static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
-    const mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
-    mixp_result r = MIXP_OK;
-    for (; s && r == MIXP_OK; s = s->next) {
-        float scales[MIXPI_ROLES];
-        r = mixpi_download(ctx, scales, s->scales, sizeof scales);
-        for (int i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
-            if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
-        if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
-    }
-    return r;
-}
-
-/* The recipe of delayed scaling of linears with the weight t; NULL: they have none. */
-static const mixp_recipe *mixpi_delayed_of(const mixp_context *ctx, const mixp_tensor *t) {
-    const mixp_recipe *r = &ctx->casting->delayed;
-    if (ctx->casting->n_rules) r = mixpi_rules_recipe(ctx->casting, t->name);
-    return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
-}
-
-/* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
- * step of a program makes them too late. */
-static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
-    static const char prefix[] = "mixprec.recipe.scales.";
-    mixp_result made;
-    if (!ctx->casting) return;
-    for (size_t i = 0; i < file->n_items; i++) {
-        const char *name = file->items[i].e.name;
-        if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
-        for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
-            if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
-                mixpi_delayed_of(ctx, t) &&
-                !mixpi_scaled_of(ctx, t, mixpi_delayed_of(ctx, t), &made))
-                mixpi_report_fail(r, made, "out of memory");
-    }
-}
-
 /* The number of ranks whose own buffers the file holds. */
 static int mixpi_file_ranks(const mixp_safetensors *file) {
     const size_t n = sizeof mixpi_rank_prefix - 1;
@@ -37516,6 +36026,7 @@ static void mixpi_checkpoint_meet_ranks(
 /* Changes the state. From here on only the device can fail. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
+    const mixpi_quantiser *quantiser = mixpi_quantiser_of(ctx);
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
@@ -37562,7 +36073,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
 
     /* The scaler, the recipes and the guard continue from the loaded state. */
     if (what->scaler) r = mixpi_scaler_forget(what->scaler, r);
-    if (r == MIXP_OK) r = mixpi_scaled_reset_missing(ctx);
+    if (r == MIXP_OK && quantiser) r = quantiser->loaded(ctx);
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
@@ -37621,6 +36132,7 @@ static void mixpi_warn_of_cpu(mixp_context *ctx, const mixp_safetensors *file) {
  * fits, and changes the state only if all of it was read and is in range. */
 static void mixpi_checkpoint_read(
     mixpi_state *s, mixp_safetensors *file, mixpi_file *f, const mixp_checkpoint *what) {
+    const mixpi_quantiser *quantiser = mixpi_quantiser_of(s->ctx);
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_report *r = s->report;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
@@ -37632,7 +36144,7 @@ static void mixpi_checkpoint_read(
     if (r->result == MIXP_OK) s->groups = mixpi_groups_meet(r, file, what);
     if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_ranks(s, file, what);
-    if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
+    if (r->result == MIXP_OK && quantiser) quantiser->meet(r, s->ctx, file);
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
 
@@ -37936,6 +36448,1669 @@ MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_cont
     return mixp_checkpoint_save_weights_of(path, ctx, NULL);
 }
 #endif
+MIXPI_COLD_END
+#ifndef MIXPREC_NO_RECIPES
+MIXPI_SELDOM_BEGIN
+/* --- recipes: which recipe a region has ------------------------------------------------------- */
+
+#define MIXPI_MAX_RULES 64
+
+/* A rule of mixp_autocast_set_recipes. */
+typedef struct mixpi_rule {
+    char        pattern[96];
+    mixp_recipe recipe;
+} mixpi_rule;
+
+/* The state of recipes, made when the first one is set. */
+struct mixpi_recipes {
+    mixp_recipe  block;         /* recipe of the block form, without rules                 */
+    mixp_recipe  by_rules;      /* kind NONE. A region's recipe points here: see rules     */
+    mixpi_rule  *rules;         /* [MIXPI_MAX_RULES], or NULL                              */
+    int          n_rules;
+    mixp_recipe  of_region[MIXPI_REGIONS_ROOM];     /* a region's recipe points here       */
+    int          quantised;     /* linears quantised in this step: the next one's key of random
+                                   numbers, the same at each level and in each dtype       */
+    int          wide_reported; /* 1: a warning has said that a narrow product stays bf16  */
+
+    /* codes: linears of this step that keep their input as codes, and that cannot */
+    int          coded, uncoded;
+    char         uncoded_name[64];  /* weight of the last uncoded linear                   */
+    const char  *uncoded_why;   /* why the last uncoded linear cannot                      */
+
+    /* delayed scaling */
+    mixp_recipe  delayed;       /* the last recipe; kind NONE: none was set                */
+    mixp_recipe  trained;       /* recipe of the last linear that trains; without one, of the step's
+                                   last region. Ranks compare it                           */
+    mixp_recipe  opened;        /* recipe of the last region outside of evaluations        */
+    uint64_t     trained_in, opened_in;     /* generations in which those were set         */
+    struct mixpi_scaled *scaled;            /* states; see delayed.c                       */
+};
+
+MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
+    static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8",
+        "nvfp4" };
+    MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
+    return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
+}
+
+/* The state of recipes, made at the first call. NULL with the error set: out of memory. */
+static mixpi_recipes *mixpi_recipes_of(mixp_context *ctx) {
+    if (!ctx->recipes) ctx->recipes = (mixpi_recipes *)mixpi_host_alloc(ctx, sizeof *ctx->recipes);
+    return ctx->recipes;
+}
+
+/* The length of the history of amax. */
+static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->history : 1024; }
+
+/* Is each switch of a recipe 0 or 1? */
+static int mixpi_recipe_has_flags(const mixp_recipe *r) {
+    const int flags[] = { r->dy_e4m3, r->power_2, r->no_stochastic, r->no_hadamard, r->no_2d,
+        r->wgrad_high, r->most_recent, r->codes, r->bound_448, r->row_scaled };
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (flags[i] != 0 && flags[i] != 1) return 0;
+    return 1;
+}
+
+/* Returns what is wrong with NVFP4's fields of blocks and rows, or NULL. */
+static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
+    if ((unsigned)r->x_4over6 >= MIXP_4OVER6_COUNT || (unsigned)r->w_4over6 >= MIXP_4OVER6_COUNT)
+        return "the recipe's x_4over6 or w_4over6 is not a mixp_4over6; set the recipe to zeros "
+               "first";
+    if (r->kind != MIXP_RECIPE_NVFP4) return NULL;
+    if ((r->x_4over6 || r->row_scaled) && !r->no_hadamard && !r->wgrad_high)
+        return "the recipe's x_4over6 and row_scaled do not go with the Hadamard transform of x: "
+               "set no_hadamard, or wgrad_high";
+    if (r->row_scaled && r->x_4over6 && !r->wgrad_high)
+        return "the recipe's row_scaled and x_4over6 go together only in forward: set wgrad_high";
+    return NULL;
+}
+
+/* Returns what is wrong with the fields of a recipe, or NULL. */
+static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
+    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
+        return "the recipe's kind is not a mixp_recipe_kind";
+    if (!mixpi_recipe_has_flags(r))
+        return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
+    if (r->history < 0 || r->history > 1 << 20)
+        return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
+    if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
+        return "the recipe's error and clipped must be at most 1; negative means never";
+    if (r->codes && r->wgrad_high)
+        return "the recipe's codes and wgrad_high exclude each other: with wgrad_high the gradient "
+               "of the weight reads the input itself, which has no codes";
+    if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
+    if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
+        return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
+    return mixpi_nvfp4_wrong(r);
+}
+
+/* Returns what is wrong with a recipe of delayed scaling in this context, or NULL. */
+static const char *mixpi_delayed_wrong(
+    const mixp_context *ctx, const mixp_recipe *r, mixp_result *code) {
+    const mixpi_recipes *s = ctx->recipes;
+    if (r->kind != MIXP_RECIPE_FP8_DELAYED) return NULL;
+    *code = MIXP_ERR_DEVICE;
+    if (ctx->device->download && !ctx->device->kernels->turn)
+        return "this device cannot keep the history of delayed scaling; use fp8_current";
+    *code = MIXP_ERR_ARGUMENT;
+    if (!s || !s->scaled || mixpi_recipe_history(&s->delayed) == mixpi_recipe_history(r))
+        return NULL;
+    return "the recipe's history differs from the context's earlier one; make a new context";
+}
+
+/* Does a region's recipe represent the rules of mixp_autocast_set_recipes? */
+static int mixpi_recipe_is_rules(const mixp_context *ctx, const mixp_recipe *r) {
+    return ctx->recipes && r == &ctx->recipes->by_rules;
+}
+
+/* The recipe of the rules for linears with a weight of this name; NULL: bf16. */
+static const mixp_recipe *mixpi_rules_recipe(const mixpi_recipes *s, const char *name) {
+    for (int i = 0; i < s->n_rules; i++) {
+        const mixp_recipe *r = &s->rules[i].recipe;
+        if (!mixpi_pattern_fits(s->rules[i].pattern, name, strlen(name))) continue;
+        return r->kind == MIXP_RECIPE_NONE ? NULL : r;
+    }
+    return NULL;
+}
+
+/* Returns why a region of this dtype cannot have the recipe r, or NULL: then the context has a
+ * state of recipes, unless r is none. *code: the error. */
+static const char *mixpi_recipe_refuses(
+    mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r, mixp_result *code) {
+    const char *wrong;
+    *code = MIXP_ERR_ARGUMENT;
+    if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
+        return "the recipe's codes need a kind: without one nothing is quantised";
+    const int rules = mixpi_recipe_is_rules(ctx, r);
+    *code = MIXP_OK;
+    if (!r || (r->kind == MIXP_RECIPE_NONE && !rules)) return NULL;
+    *code = MIXP_ERR_ARGUMENT;
+
+    /* The recipe by itself. */
+    const mixpi_float_mode mode = mixpi_float_calm();
+    wrong = mixpi_recipe_fields_wrong(r);
+    mixpi_float_leave(mode);
+    if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
+    if (wrong) return wrong;
+
+    /* The region. */
+    *code = MIXP_ERR_DTYPE;
+    if (dtype != MIXP_BF16)
+        return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
+               "too small a range; use MIXP_BF16";
+
+    /* The device. */
+    *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
+    if (!rules && ctx->device->download && !ctx->device->kernels->quantise)
+        return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
+    if (r->codes && ctx->device->download && !ctx->device->kernels->recode)
+        return "this device cannot keep activations as codes; set the recipe's codes to 0";
+
+    *code = mixpi_recipes_of(ctx) ? MIXP_OK : MIXP_ERR_MEMORY;
+    return *code == MIXP_OK ? NULL : "out of memory";
+}
+
+/* The recipe of delayed scaling that linears in a region may use; NULL: none. All rules of delayed
+ * scaling have the same. */
+static const mixp_recipe *mixpi_region_delayed(const mixp_context *ctx, const mixp_recipe *r) {
+    const mixpi_recipes *s = ctx->recipes;
+    if (!mixpi_recipe_is_rules(ctx, r)) return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
+    for (int i = 0; i < s->n_rules; i++)
+        if (s->rules[i].recipe.kind == MIXP_RECIPE_FP8_DELAYED) return &s->rules[i].recipe;
+    return NULL;
+}
+
+/* Gives a region its own copy of its recipe. */
+static void mixpi_region_recipe(mixp_context *ctx, mixp_autocast *region, int number) {
+    mixpi_recipes *s = ctx->recipes;
+    const mixp_recipe *r = region->recipe;
+    if (mixpi_recipe_is_rules(ctx, r)) return;
+    region->recipe = NULL;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return;
+    s->of_region[number] = *r;
+    region->recipe = &s->of_region[number];
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED) s->delayed = *r;
+}
+
+/* Opens a region with its recipe, and notes the recipe of delayed scaling if it may train. */
+static void mixpi_recipe_open(mixp_context *ctx, mixp_autocast *region, int number, int no_grad) {
+    mixpi_region_recipe(ctx, region, number);
+    const mixp_recipe *delayed = mixpi_region_delayed(ctx, region->recipe);
+    if (!delayed || ctx->evaluates || no_grad) return;
+    ctx->recipes->opened = *delayed;
+    ctx->recipes->opened_in = ctx->generation;
+}
+
+/* Before a walk back: a rank whose step has met no linear under delayed scaling uses the region's
+ * recipe, because the other ranks may have met one. */
+static void mixpi_recipe_walk_begin(mixp_context *ctx) {
+    mixpi_recipes *s = ctx->recipes;
+    if (s->opened_in != ctx->generation || s->trained_in == ctx->generation) return;
+    if (s->opened.kind == MIXP_RECIPE_FP8_DELAYED) s->trained = s->opened;
+}
+
+/* A step begins: warns if the step before trained under a recipe with codes, but no linear kept
+ * codes. */
+static void mixpi_recipe_begin(mixp_context *ctx) {
+    mixpi_recipes *s = ctx->recipes;
+    if (s->uncoded && !s->coded && ctx->walk.walked_in == ctx->generation)
+        mixpi_warn(ctx,
+            "the recipe's codes free no memory: none of %d linears kept its input x as codes. The "
+            "last has the weight '%s': %s. See CODES at mixp_recipe, or set codes to 0",
+            s->uncoded, s->uncoded_name, s->uncoded_why);
+    s->quantised = s->coded = s->uncoded = 0;
+}
+
+MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe) {
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    const char *wrong = mixpi_recipe_refuses(ctx, MIXP_BF16, recipe, &r);
+    if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
+    mixpi_recipes *s = mixpi_recipes_of(ctx);
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    if (!s || !c) return MIXP_ERR_MEMORY;
+    memset(&s->block, 0, sizeof s->block);
+    if (recipe) s->block = *recipe;
+    s->n_rules = 0;
+    c->block_recipe = &s->block;
+    if (s->block.kind == MIXP_RECIPE_FP8_DELAYED) s->delayed = s->block;
+    return MIXP_OK;
+}
+
+/* Does the pattern fit the name of a permanent tensor, or any name? */
+static int mixpi_pattern_is_used(const mixp_context *ctx, const char *pattern) {
+    const mixp_tensor *t = ctx->tensors;
+    if (strspn(pattern, "*") == strlen(pattern)) return 1;
+    while (t && !(*t->name && mixpi_pattern_fits(pattern, t->name, strlen(t->name))))
+        t = t->own.next;
+    return t != NULL;
+}
+
+/* Returns what is wrong with a rule, or NULL. *code: the error. delayed: the recipe of delayed
+ * scaling of an earlier rule, or NULL. */
+static const char *mixpi_rule_wrong(mixp_context *ctx, const mixp_recipe_rule *rule,
+    const mixp_recipe *delayed, mixp_result *code) {
+    const mixp_recipe *r = rule->recipe;
+    *code = MIXP_ERR_ARGUMENT;
+    if (!rule->pattern || !*rule->pattern) return "the pattern is empty";
+    if (strlen(rule->pattern) > 95) return "the pattern has more than 95 characters";
+    if (!mixpi_pattern_is_used(ctx, rule->pattern))
+        return "the pattern fits no tensor's name; call the function after parameters are made";
+    if (r && delayed && r->kind == MIXP_RECIPE_FP8_DELAYED && memcmp(r, delayed, sizeof *r) != 0)
+        return "two rules have different recipes of delayed scaling; use the same fields in both";
+    return mixpi_recipe_refuses(ctx, MIXP_BF16, r, code);
+}
+
+/* Checks all rules. *delayed: their recipe of delayed scaling, or NULL. */
+static mixp_result mixpi_rules_check(
+    mixp_context *ctx, const mixp_recipe_rule *rules, int n, const mixp_recipe **delayed) {
+    *delayed = NULL;
+    if (mixpi_region_now(ctx))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+            "mixp_autocast_set_recipes: a region or a scope is open; call the function between "
+            "steps");
+    if (n < 0 || n > MIXPI_MAX_RULES || (n && !rules))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+            "mixp_autocast_set_recipes: %s; pass 0 to 64 rules",
+            n && !rules ? "rules is NULL" : "the number of rules is wrong");
+    for (int i = 0; i < n; i++) {
+        const mixp_recipe *r = rules[i].recipe;
+        mixp_result code;
+        const char *wrong = mixpi_rule_wrong(ctx, &rules[i], *delayed, &code);
+        if (wrong)
+            return mixp_context_fail(ctx, code,
+                "mixp_autocast_set_recipes: rule %d, pattern '%.95s': %s", i,
+                rules[i].pattern ? rules[i].pattern : "NULL", wrong);
+        if (r && r->kind == MIXP_RECIPE_FP8_DELAYED) *delayed = r;
+    }
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_autocast_set_recipes(
+    mixp_context *ctx, const mixp_recipe_rule *rules, int n) {
+    const mixp_recipe *delayed;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    MIXPI_TRY(mixpi_rules_check(ctx, rules, n, &delayed));
+
+    /* All memory comes before the first change. */
+    mixpi_recipes *s = mixpi_recipes_of(ctx);
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    if (s && n && !s->rules)
+        s->rules = (mixpi_rule *)mixpi_host_alloc(ctx, MIXPI_MAX_RULES * sizeof *s->rules);
+    if (!s || !c || (n && !s->rules)) return MIXP_ERR_MEMORY;
+
+    memset(&s->block, 0, sizeof s->block);
+    s->n_rules = n;
+    c->block_recipe = n ? &s->by_rules : &s->block;
+    for (int i = 0; i < n; i++) {
+        memset(&s->rules[i], 0, sizeof s->rules[i]);
+        memcpy(s->rules[i].pattern, rules[i].pattern, strlen(rules[i].pattern));
+        if (rules[i].recipe) s->rules[i].recipe = *rules[i].recipe;
+    }
+    if (delayed) s->delayed = *delayed;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx) {
+    mixp_recipe_counts none;
+    memset(&none, 0, sizeof none);
+    return ctx && ctx->casting ? ctx->casting->recipes : none;
+}
+/* --- recipes: delayed scaling ---------------------------------------------------------------- */
+
+/* State of the linears with one weight. Scales and history lie in the device's memory. */
+typedef struct mixpi_scaled {
+    struct mixpi_scaled *next;
+    mixp_tensor *weight;
+    mixp_recipe  recipe;        /* recipe of the last linear that trains                   */
+    int          length;        /* length of each operand's history                        */
+    float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
+                                   then from old to new                                    */
+    float       *scales;        /* [MIXPI_ROLES]                                           */
+} mixpi_scaled;
+
+/* Does the device have its own memory? */
+static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->download != NULL; }
+
+/* Has this context trained a step under delayed scaling? An evaluation does not count, because one
+ * rank may run an evaluation by itself. Nor does it change the recipe that ranks compare. */
+static int mixpi_scaled_is_on(const mixp_context *ctx) {
+    return ctx->recipes->trained.kind != MIXP_RECIPE_NONE;
+}
+
+/* The state of the linears with `weight`; NULL: it has none. */
+static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tensor *weight) {
+    mixpi_scaled *s = ctx->recipes->scaled;
+    while (s && s->weight != weight) s = s->next;
+    return s;
+}
+
+/* A state whose scales are 1 and whose history is empty. On an error *r and the context's error are
+ * set. */
+static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result *r) {
+    const size_t ahead = 16; /* room of the scales: the history behind them is aligned */
+    const size_t count = ahead + MIXPI_ROLES * (size_t)length;
+    mixpi_scaled *s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
+    *r = MIXP_ERR_MEMORY;
+    if (s) s->scales = (float *)mixpi_device_alloc(ctx, count * sizeof *s->scales);
+    if (!s || !s->scales) return NULL;
+    s->history = s->scales + ahead;
+    s->length = length;
+    *r = mixpi_fill_with(ctx, mixpi_out_to(s->scales, MIXP_F32, 0), MIXPI_ROLES, 1.0);
+    return s;
+}
+
+/* The state of the linears with `weight`, made at the first call with the recipe r. NULL with
+ * *result and the error set. */
+static mixpi_scaled *mixpi_scaled_of(
+    mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r, mixp_result *result) {
+    mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
+    *result = MIXP_OK;
+    if (s) return s;
+    if (ctx->capture.active) {
+        *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
+            "mixp_linear '%.63s' has no state of delayed scaling yet, and a captured step cannot "
+            "make it; run an ordinary step first",
+            weight->name);
+        return NULL;
+    }
+
+    /* A new state, which the context lists. */
+    s = mixpi_scaled_new(ctx, mixpi_recipe_history(r), result);
+    if (*result != MIXP_OK) return NULL;
+    s->weight = weight;
+    s->recipe = *r;
+    s->next = ctx->recipes->scaled;
+    ctx->low_copies.scaled_made++;
+    return ctx->recipes->scaled = s;
+}
+
+/* Enters the amax of an operand in its history; a NaN is not larger than any number. */
+static void mixpi_scaled_enter(mixpi_scaled *s, mixpi_role role, float amax) {
+    float *first = s->history + (int64_t)role * s->length;
+    if (amax > *first) *first = amax;
+}
+
+/* The largest value of the element in which an operand is quantised. */
+static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role) {
+    return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX;
+}
+
+/* Moves a history by one place; the latest amax becomes the last. Returns the largest. */
+static float mixpi_history_turn(float *history, int length) {
+    const float newest = history[0];
+    float largest = newest;
+    for (int i = 1; i < length; i++) {
+        if (history[i] > largest) largest = history[i];
+        history[i - 1] = history[i];
+    }
+    history[length - 1] = newest;
+    history[0] = 0.0f;
+    return largest;
+}
+
+/* Ends an update of operand i. An operand that no linear has used keeps its state, and so does one
+ * with an Inf: in the history, the Inf would keep the scale from following the operand. */
+static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
+    float *history = k->history + (int64_t)i * k->length;
+    const float newest = history[0];
+    if (!(newest > 0.0f)) return;
+    if (!mixpi_amax_is_usable(mixp_bits_of_f32(newest))) {
+        *history = 0.0f;
+        return;
+    }
+    float largest = mixpi_history_turn(history, k->length);
+    k->scales[i] = mixpi_delayed_scale(k, i, newest, largest, k->scales[i]);
+}
+
+/* Ends an update of the linears with one weight. */
+static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
+    mixp_turn_args k;
+    MIXPI_STATIC_ASSERT(turn_operands, (int)MIXPI_ROLES == (int)MIXP_TURN_OPERANDS);
+    memset(&k, 0, sizeof k);
+    k.n = MIXPI_ROLES;
+    k.length = s->length;
+    k.most_recent = s->recipe.most_recent;
+    k.history = s->history;
+    k.scales = s->scales;
+    for (int i = 0; i < MIXPI_ROLES; i++)
+        k.limits[i] =
+            (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i), -s->recipe.margin);
+    if (ctx->device->kernels->turn)
+        return mixpi_note_failure(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
+    for (int i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
+    return MIXP_OK;
+}
+
+/* --- ranks ---
+ * Each rank shares the latest amax of every parameter's linears, in the order in which the
+ * parameters were made, which is the same on all ranks. */
+
+static int mixpi_is_scaled_weight(const mixp_tensor *t) {
+    return t->own.is_param || t->own.optimizers > 0;
+}
+
+static int64_t mixpi_scaled_words(const mixp_context *ctx) {
+    const mixp_tensor *t;
+    int64_t n = 0;
+    for (t = ctx->tensors; t; t = t->own.next) n += mixpi_is_scaled_weight(t);
+    return MIXPI_ROLES * n;
+}
+
+/* Copies the latest amax of each state to its place in newest[words], or back. All in the device's
+ * memory. */
+static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int back) {
+    const mixp_tensor *t;
+    mixp_result r = MIXP_OK;
+    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
+        mixp_copy_args k;
+        if (!mixpi_is_scaled_weight(t)) continue;
+        const mixpi_scaled *s = mixpi_scaled_find(ctx, t);
+
+        memset(&k, 0, sizeof k);
+        k.rank = 1;
+        k.shape[0] = MIXPI_ROLES;
+        k.src_strides[0] = k.dst_strides[0] = 1;
+        if (s && back) {
+            k.src = mixpi_in(newest, MIXP_F32);
+            k.dst = mixpi_out_to(s->history, MIXP_F32, 0);
+            k.dst_strides[0] = s->length;
+        } else if (s) {
+            k.src = mixpi_in(s->history, MIXP_F32);
+            k.dst = mixpi_out_to(newest, MIXP_F32, 0);
+            k.src_strides[0] = s->length;
+        }
+
+        /* A weight without a state still has a place. */
+        if (s) r = mixpi_note_failure(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
+        newest += MIXPI_ROLES;
+    }
+    return r;
+}
+
+/* Makes the states of linears that only other ranks have met, with the recipe of the last linear
+ * that trains. The other states keep theirs. */
+static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest) {
+    mixp_tensor *t;
+    mixp_result r = MIXP_OK;
+    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
+        if (!mixpi_is_scaled_weight(t)) continue;
+        if ((newest[0] > 0.0f || newest[1] > 0.0f || newest[2] > 0.0f) &&
+            !mixpi_scaled_find(ctx, t))
+            (void)mixpi_scaled_of(ctx, t, &ctx->recipes->trained, &r);
+        newest += MIXPI_ROLES;
+    }
+    return r;
+}
+
+/* newest[words]: amax of this rank; each word becomes the largest of all ranks. table: memory for
+ * the words of all ranks. */
+static mixp_result mixpi_scaled_join(
+    mixp_context *ctx, double *table, float *newest, int64_t words) {
+    const int64_t ranks = (int64_t)mixpi_world(ctx);
+    mixp_result r;
+    int64_t i, k;
+    memset(table, 0, (size_t)(ranks * words) * sizeof *table);
+    for (i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
+    r = mixpi_crew_share(ctx, table, words);
+    for (i = 0; i < words && r == MIXP_OK; i++)
+        for (k = 0; k < ranks; k++)
+            if ((float)table[k * words + i] > newest[i]) newest[i] = (float)table[k * words + i];
+    return r;
+}
+
+/* Sets each state's latest amax to the largest of all ranks. table, newest: host memory. */
+static mixp_result mixpi_scaled_exchange(
+    mixp_context *ctx, double *table, float *newest, int64_t words) {
+    const size_t bytes = (size_t)words * sizeof *newest;
+    float *there = (float *)mixpi_context_scratch(ctx, bytes);
+    mixp_result r = there ? mixpi_device_zero(ctx, there, bytes) : MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_scaled_newest(ctx, there, 0);
+    if (r == MIXP_OK) r = mixpi_download(ctx, newest, there, bytes);
+    if (r == MIXP_OK) r = mixpi_scaled_join(ctx, table, newest, words);
+    if (r == MIXP_OK) r = mixpi_scaled_meet_all(ctx, newest);
+    there = (float *)mixpi_context_scratch(ctx, bytes); /* the exchange has used the scratch */
+    if (r == MIXP_OK && !there) r = MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_upload(ctx, there, newest, bytes);
+    return r == MIXP_OK ? mixpi_scaled_newest(ctx, there, 1) : r;
+}
+
+static mixp_result mixpi_scaled_share(mixp_context *ctx) {
+    const int64_t words = mixpi_scaled_words(ctx), ranks = (int64_t)mixpi_world(ctx);
+    const size_t bytes = (size_t)(ranks * words) * sizeof(double);
+    const size_t own = (size_t)words * sizeof(float);
+    if (ctx->capture.active)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+            "delayed scaling shares amax between ranks through the host, which a captured step "
+            "cannot do; run each step without capturing, or use fp8_current");
+    if (!words) return MIXP_OK;
+    double *table = (double *)mixpi_host_take(ctx, bytes + own);
+    if (!table) return mixpi_out_of_memory(ctx, bytes + own);
+    mixp_result r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
+    mixpi_host_free(ctx, table);
+    return r;
+}
+
+/* After an update of an optimizer, also a skipped one: new scales. */
+static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
+    const mixpi_scaled *s;
+    mixp_result r = MIXP_OK;
+    if (!mixpi_scaled_is_on(ctx)) return MIXP_OK;
+    if (mixpi_world(ctx) > 1) r = mixpi_crew_stop(ctx, mixpi_scaled_share(ctx));
+    for (s = ctx->recipes->scaled; s && r == MIXP_OK; s = s->next) r = mixpi_scaled_turn(ctx, s);
+    return r;
+}
+
+/* What a step's result depends on, which all ranks must have alike. */
+static void mixpi_recipe_words(const mixp_context *ctx, double *row) {
+    const mixpi_recipes *s = ctx->recipes;
+    const size_t bytes = (size_t)s->n_rules * sizeof *s->rules;
+    if (mixpi_scaled_is_on(ctx)) {
+        row[0] = (double)mixpi_recipe_history(&s->trained);
+        row[1] = (double)s->trained.margin;
+        row[2] = (double)s->trained.most_recent;
+        row[3] = (double)s->trained.dy_e4m3;
+        row[4] = (double)mixpi_scaled_words(ctx);
+    }
+    if (bytes) row[5] = (double)(mixpi_hash(1469598103934665603u, s->rules, bytes) >> 11);
+}
+/* --- recipes: what quantising an operand loses ----------------------------------------------- *
+ *
+ * The loss is measured in steps that the guard samples; watch/settle.c uses it to decide fallbacks.
+ */
+typedef struct mixpi_losing {
+    const mixp_quantise_args *k;
+    double      decode, beyond; /* beyond: numbers above it do not round to the largest one */
+    mixpi_loss *rows;           /* loss of each row                                        */
+} mixpi_losing;
+
+/* A finite value is clipped if its magnitude, times the scale, is above this bound: below the bound
+ * it rounds to the element's largest number at most. */
+static double mixpi_lossy_beyond(mixp_dtype element) {
+    return element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
+}
+
+/* The factor of the row or column of element i. */
+static double mixpi_line_factor(const mixp_quantise_args *k, int64_t i) {
+    return (double)k->line_scales[k->block_cols == 1 ? i % k->cols : i / k->cols];
+}
+
+static void mixpi_loss_of_row(const void *job, int64_t row) {
+    const mixpi_losing *l = (const mixpi_losing *)job;
+    const mixp_quantise_args *k = l->k;
+    mixpi_loss sum = { 0.0, 0, 0 };
+    for (int64_t i = row * k->cols; i < (row + 1) * k->cols; i++) {
+        const double decode = k->by_lines ? mixpi_line_factor(k, i) : l->decode;
+        mixpi_loss_add(&sum, (float)mixp_get(k->x, i), (double)mixp_f32_from_bf16(k->y[i]) * decode,
+            (double)k->given, l->beyond);
+    }
+    l->rows[row] = sum;
+}
+
+/* Measures what k has lost, with the same bits at any number of threads. */
+static mixp_result mixpi_loss_of(
+    mixp_context *ctx, const mixp_quantise_args *k, float decode, mixpi_loss *all) {
+    mixpi_losing l;
+    int64_t row;
+    l.k = k;
+    l.decode = (double)decode;
+    l.beyond = mixpi_lossy_beyond(k->element);
+    l.rows = (mixpi_loss *)mixpi_scratch(&ctx->exec, (size_t)k->rows * sizeof *l.rows);
+    if (!l.rows) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(&ctx->exec, k->rows, k->cols, mixpi_loss_of_row, &l);
+    memset(all, 0, sizeof *all);
+    for (row = 0; row < k->rows; row++) {
+        all->error += l.rows[row].error;
+        all->seen += l.rows[row].seen;
+        all->clipped += l.rows[row].clipped;
+    }
+    return MIXP_OK;
+}
+
+/* --- blocks --- */
+
+typedef struct mixpi_blocks_job {
+    const mixp_quantise_args *k;
+    mixpi_grid grid;
+    double     decode, beyond;  /* beyond: numbers above it do not round to the largest one */
+    int64_t    rows, cols;      /* rows and columns of a block                             */
+    mixp_block_look *strips;    /* counts of each strip of blocks                          */
+} mixpi_blocks_job;
+
+/* Returns 1 / decode, or the largest f32 where 1 / decode overflows because decode is subnormal. */
+static float mixpi_inverse_scale(float decode) {
+    const float s = 1.0f / decode;
+    return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
+}
+
+/* Adds the counts of a part. */
+static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) {
+    const int scaled = part->blocks > part->flushed, before = sum->blocks > sum->flushed;
+    if (scaled && (!before || part->least < sum->least)) sum->least = part->least;
+    if (scaled && (!before || part->largest > sum->largest)) sum->largest = part->largest;
+    sum->blocks += part->blocks;
+    sum->clipped += part->clipped;
+    sum->flushed += part->flushed;
+}
+
+/* 4over6: finds which scales the block has kept: those that reproduce more of its values. */
+static mixpi_scales mixpi_block_choice(
+    const mixpi_blocks_job *j, int64_t first, mixpi_scales four, mixpi_scales six) {
+    const mixp_quantise_args *k = j->k;
+    int fours = 0, sixes = 0;
+    for (int64_t r = 0; r < j->rows; r++)
+        for (int64_t c = 0; c < j->cols; c++) {
+            const int64_t at = first + r * k->cols + c;
+            const float x = (float)mixp_get(k->x, at), y = mixp_f32_from_bf16(k->y[at]);
+            fours += mixpi_4over6_value(&j->grid, four, x) == y;
+            sixes += mixpi_4over6_value(&j->grid, six, x) == y;
+        }
+    return fours > sixes ? four : six;
+}
+
+/* Looks at the block whose first element is `first`. */
+static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) {
+    const mixp_quantise_args *k = j->k;
+    mixp_block_look one = { 0, 0, 0, 0, 0 };
+    uint32_t amax = 0, left = 0;
+    for (int64_t r = 0; r < j->rows; r++)
+        for (int64_t c = 0; c < j->cols; c++) {
+            const int64_t at = first + r * k->cols + c;
+            const uint32_t a = mixp_bits_of_f32((float)mixp_get(k->x, at)) & 0x7FFFFFFFu;
+            if (a > amax) amax = a;
+            left |= k->y[at].bits & 0x7FFFu;
+        }
+    if (!amax || amax >= 0x7F800000u) return one;
+
+    one.blocks = 1;
+    one.flushed = !left;
+    if (!left) return one;
+    const double decode = k->by_lines ? mixpi_line_factor(k, first) : j->decode;
+    const float tensor = mixpi_inverse_scale((float)decode);
+    mixpi_scales s = mixpi_scales_of(k, &j->grid, tensor, amax);
+    if (k->choice) s = mixpi_block_choice(j, first, mixpi_scales_e4m3(tensor, 1.5f, amax), s);
+    frexp((double)s.out * decode, &one.least);
+    one.largest = --one.least;
+    one.clipped = (double)mixp_f32_of_bits(amax) * (double)s.in > j->beyond;
+    return one;
+}
+
+static void mixpi_blocks_of_strip(const void *job, int64_t strip) {
+    const mixpi_blocks_job *j = (const mixpi_blocks_job *)job;
+    mixp_block_look sum = { 0, 0, 0, 0, 0 };
+    for (int64_t c = 0; c < j->k->cols; c += j->cols) {
+        const mixp_block_look one = mixpi_block_of(j, strip * j->rows * j->k->cols + c);
+        mixpi_blocks_add(&sum, &one);
+    }
+    j->strips[strip] = sum;
+}
+
+/* Adds the blocks that k has quantised to *all. Host memory. */
+static mixp_result mixpi_blocks_look(
+    mixp_context *ctx, const mixp_quantise_args *k, float decode, mixp_block_look *all) {
+    mixpi_blocks_job j;
+    j.k = k;
+    j.grid = mixpi_grid_of(k->element);
+    j.decode = (double)decode;
+    j.beyond = k->element == MIXP_F4_E2M1 ? 7.0 : mixpi_lossy_beyond(k->element);
+    j.rows = k->block_rows ? k->block_rows : 1;
+    j.cols = k->block_cols ? k->block_cols : k->cols;
+    const int64_t strips = k->rows / j.rows;
+    j.strips = (mixp_block_look *)mixpi_scratch(&ctx->exec, (size_t)strips * sizeof *j.strips);
+    if (!j.strips) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(&ctx->exec, strips, j.rows * k->cols, mixpi_blocks_of_strip, &j);
+    for (int64_t i = 0; i < strips; i++) mixpi_blocks_add(all, &j.strips[i]);
+    return MIXP_OK;
+}
+
+/* The bound that a field of mixp_recipe sets; 0 = never. */
+static double mixpi_lossy_bound(float given, double usual) {
+    return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual;
+}
+
+static double mixpi_lossy_error_bound(mixp_dtype element) {
+    return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6;
+}
+
+/* The operands of a linear, one for each mixpi_role, as a guard knows them; NULL: no guard is on,
+ * or it has no room for the site. */
+static mixpi_lossy *mixpi_lossy_of(const mixp_call *c) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
+    return mixpi_watched(c->ctx) & MIXPI_WATCHED ? watcher->operands(c) : NULL;
+}
+
+/* Bits of the operands that have fallen back. */
+static int mixpi_lossy_has_fallen(const mixpi_lossy *operands) {
+    int i, bits = 0;
+    for (i = 0; operands && i < MIXPI_ROLES; i++) bits |= operands[i].fallen << i;
+    return bits;
+}
+
+/* Does this step measure the operands? */
+static int mixpi_lossy_watches(const mixp_call *c, const mixpi_lossy *operands) {
+    const int flags = mixpi_watched(c->ctx);
+    const mixp_device *device = c->ctx->device;
+    if (device->download && !device->kernels->lose) return 0;
+    return operands && flags & MIXPI_WATCHED && flags & MIXPI_SAMPLED;
+}
+
+/* On a device: the losses travel to the guard with the rows of the sample. */
+static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_quantise_args *k) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
+    mixp_lose_args l;
+    memset(&l, 0, sizeof l);
+    l.n = k->rows * k->cols;
+    l.x = k->x;
+    l.y = k->y;
+    l.decode = k->own;
+    l.line_scales = k->by_lines ? k->line_scales : NULL;
+    l.cols = k->cols;
+    l.of_columns = k->block_cols == 1;
+    l.scale = k->given_at;
+    l.beyond = mixpi_lossy_beyond(k->element);
+    l.operand = (int)role;
+    l.out = watcher ? watcher->losses(c) : NULL;
+    return l.out ? MIXPI_RUN(c, lose, &l) : MIXP_ERR_MEMORY;
+}
+
+/* Measures what k lost, after k has quantised the operand. The first scale of delayed scaling, 1,
+ * is not judged. */
+static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
+    mixpi_role role, const mixp_quantise_args *k, float decode) {
+    mixpi_lossy *o = &operands[role];
+    mixpi_loss all;
+    mixp_result result;
+    o->bounds[0] = mixpi_lossy_bound(r->error, mixpi_lossy_error_bound(k->element));
+    o->bounds[1] = mixpi_lossy_bound(r->clipped, 0.01);
+    if (c->ctx->device->download) return mixpi_lossy_queue(c, role, k);
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED && k->given == 1.0f) return MIXP_OK;
+    result = mixpi_loss_of(c->ctx, k, decode, &all);
+    if (!o->seen) memset(&o->blocks, 0, sizeof o->blocks);
+    if (result == MIXP_OK) result = mixpi_blocks_look(c->ctx, k, decode, &o->blocks);
+    if (result != MIXP_OK) return result;
+    mixpi_lossy_join(o, all.seen ? all.error / (double)all.seen : 0.0,
+        all.seen ? (double)all.clipped / (double)all.seen : 0.0);
+    return MIXP_OK;
+}
+/* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
+
+/* Uses the best instruction set: all are bit-identical. */
+MIXPREC_API mixp_result mixp_quantise(
+    const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
+    mixp_quantise_args own;
+    if (!x || !k || !decode) return MIXP_ERR_ARGUMENT;
+    own = *k;
+    own.decode = decode;
+    own.times = NULL;
+    const mixpi_float_mode mode = mixpi_float_calm();
+    const mixp_result r = mixpi_cpu_portable()->kernels->quantise(x, &own);
+    mixpi_float_leave(mode);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_hadamard(
+    const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a, mixp_bf16 *y) {
+    mixp_hadamard_args k;
+    k.rows = rows;
+    k.cols = cols;
+    k.a = a;
+    k.y = y;
+    return x ? mixpi_cpu_portable()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
+}
+
+/* How a recipe quantises one linear layer, decided by its first forward; mixp_recompute runs
+ * forward again. step, call: the key of its random numbers. */
+typedef struct mixpi_recipe_call {
+    mixp_recipe recipe;
+    uint64_t    step, call;
+    mixpi_lossy *lossy;         /* loss of the operands, under a guard; otherwise NULL     */
+    int         fallen;         /* bits of the operands whose products are bf16            */
+    int         enters;         /* 1: the amax of operands enters the history              */
+    int         coded;          /* 1: x is kept as codes for the gradient of the weight    */
+    float       decode;         /* factor of the codes; set only in host memory            */
+    mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
+} mixpi_recipe_call;
+
+/* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
+ * device's kernel wrote the factor there, times that of the product's other operand, if quantised
+ * before. high: the product is bf16, and does not read the operand. lent: another product reads it
+ * too, and the caller frees it. how, scales: set if narrow products run. lines: a factor for each
+ * row of the product's result, or NULL. down: lines has a factor for each column instead. kept:
+ * lines is saved for backward. */
+typedef struct mixpi_quantised {
+    mixp_tensor *y, *factor, *scales, *lines;
+    mixp_narrow  how;
+    float        decode;
+    int          high, lent, down, kept;
+} mixpi_quantised;
+
+/* An operand that is not yet quantised, of the product of the operands a and b. */
+static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a, mixpi_role b) {
+    mixpi_quantised q;
+    memset(&q, 0, sizeof q);
+    q.decode = 1.0f;
+    q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
+    return q;
+}
+
+static const float *mixpi_recipe_factor(const mixpi_quantised *q) {
+    return q->factor && !q->high ? (const float *)q->factor->data : NULL;
+}
+
+/* The number of which each size of a linear must be a multiple. */
+static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
+    return kind == MIXP_RECIPE_FP8_BLOCK ? 128 : kind == MIXP_RECIPE_MXFP8 ? 32 : 16;
+}
+
+/* The parameter that a linear multiplies by; NULL: its weight is the result of an operator. */
+static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
+    mixp_tensor *w = mixpi_lasting(c->in[1]);
+    return w && (w->own.is_param || w->own.optimizers > 0) ? w : NULL;
+}
+
+/* Counts a linear whose sizes do not fit. The first one is kept, and warned of, by name. */
+static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r) {
+    const mixp_gemm_args *g = &((const mixpi_product *)c->attrs)->g;
+    const int64_t sizes[3] = { g->m, g->n, g->k };
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
+    if (counts->unfit++) return;
+    snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
+    memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
+    mixpi_warn(c->ctx,
+        "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, are "
+        "not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear out with "
+        "mixp_autocast_set_recipes or mixp_guard_pin",
+        counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
+        (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
+}
+
+/* Does a linear train, rather than evaluate or compare? */
+static int mixpi_recipe_trains(const mixp_context *ctx) {
+    return !mixpi_is_no_grad(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
+}
+
+/* Uses the recipe r for a linear. enters: the amax of its operands enters the history. */
+static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, int enters) {
+    mixpi_product *p = (mixpi_product *)c->attrs;
+    mixpi_recipe_call *rc = (mixpi_recipe_call *)mixpi_step_alloc(c->ctx, sizeof *rc);
+    if (!rc) return MIXP_ERR_MEMORY;
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
+        mixp_result made;
+        rc->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r, &made);
+        if (!rc->scaled) return made;
+        if (enters) rc->scaled->recipe = *r;
+    }
+    rc->enters = enters;
+    rc->lossy = mixpi_lossy_of(c);
+    rc->fallen = mixpi_lossy_has_fallen(rc->lossy);
+    rc->recipe = *r;
+    rc->step = mixpi_random_step(c->ctx);
+    rc->call = (uint64_t)c->ctx->recipes->quantised++;
+    c->ctx->casting->recipes.quantised++;
+    p->recipe = rc;
+    return MIXP_OK;
+}
+
+/* The recipe of a linear with this weight by the rules; NULL: it multiplies in bf16. */
+static const mixp_recipe *mixpi_recipe_by_rules(const mixp_context *ctx, mixp_tensor *weight) {
+    const mixp_tensor *w = mixpi_lasting(weight);
+    return mixpi_rules_recipe(ctx->recipes, w ? w->name : "");
+}
+
+/* Do the rules leave both linears in bf16? Counts them if so. */
+static int mixpi_recipe_leaves(mixp_context *ctx, mixp_tensor *up, mixp_tensor *down) {
+    const mixp_recipe *r = mixp_autocast_current(ctx).recipe;
+    if (!r) return 1;
+    if (!mixpi_recipe_is_rules(ctx, r)) return 0;
+    if (mixpi_recipe_by_rules(ctx, up) || mixpi_recipe_by_rules(ctx, down)) return 0;
+    ctx->casting->recipes.kept += 2;
+    return 1;
+}
+
+/* The recipe of a linear; NULL: it multiplies in bf16, as the products of tangents do, which
+ * therefore change no scale of delayed scaling. */
+static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
+    const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
+    if (c->ctx->tape.tangent_of) return NULL;
+    if (!mixpi_recipe_is_rules(c->ctx, r)) return r;
+    r = mixpi_recipe_by_rules(c->ctx, c->in[1]);
+    if (!r) c->ctx->casting->recipes.kept++;
+    return r;
+}
+
+/* Decides for a linear, and counts the decision. */
+static mixp_result mixpi_recipe_decide(mixp_call *c) {
+    mixpi_product *p = (mixpi_product *)c->attrs;
+    mixpi_recipes *s = c->ctx->recipes;
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
+    const mixp_gemm_args *g = &p->g;
+    if (p->asked) return MIXP_OK;
+    p->asked = 1;
+    const mixp_recipe *r = mixpi_recipe_now(c);
+    if (!r) return MIXP_OK;
+
+    const int enters = mixpi_recipe_trains(c->ctx);
+    if (enters && r->kind == MIXP_RECIPE_FP8_DELAYED) {
+        s->trained = *r;
+        s->trained_in = c->ctx->generation;
+    }
+
+    /* Kept in 16 bits, of a size that does not fit, or quantised. */
+    int64_t unit = mixpi_recipe_unit(r->kind);
+    int kept = c->out->dtype != MIXP_BF16 || mixpi_watcher_is_pinned(c);
+    kept |= c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+    kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
+    if (kept) counts->kept++;
+    else if (g->m % unit || g->n % unit || g->k % unit || !g->m || !g->k) mixpi_recipe_unfit(c, r);
+    else return mixpi_recipe_take(c, r, enters);
+    return MIXP_OK;
+}
+
+/* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
+static void mixpi_recipe_plan(
+    const mixp_recipe *r, mixpi_role role, int rows, mixp_quantise_args *k) {
+    const int64_t n = mixpi_recipe_unit(r->kind);
+    k->element = MIXP_F8_E4M3;
+    k->scale = MIXP_SCALE_TENSOR;
+
+    /* One factor for the array. */
+    if (r->kind == MIXP_RECIPE_FP8_CURRENT || r->kind == MIXP_RECIPE_FP8_DELAYED) {
+        if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
+        k->power = r->kind == MIXP_RECIPE_FP8_CURRENT && r->power_2;
+        return;
+    }
+
+    /* One for each block of 1 x n along the sum: along the columns or, for the gradient of a
+     * weight, the rows. A weight may have squares. */
+    k->block_rows = rows ? n : 1;
+    k->block_cols = rows ? 1 : n;
+    k->e8m0 = r->e8m0;
+    if (role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 && !r->no_2d)
+        k->block_rows = k->block_cols = n;
+    if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
+    if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
+
+    if (r->kind != MIXP_RECIPE_NVFP4) return;
+    k->element = MIXP_F4_E2M1;
+    k->scale = MIXP_SCALE_E4M3;
+    k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
+    if (role == MIXPI_ROLE_W) k->choice = r->w_4over6;
+    if (role == MIXPI_ROLE_X) k->choice = r->x_4over6;
+    k->bound_448 = r->bound_448;
+    k->by_lines = role == MIXPI_ROLE_X && r->row_scaled;
+}
+
+static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
+    if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
+}
+
+/* Writes the Hadamard transform of k->x to a new array of the arena, and sets k->x to that. */
+static mixp_result mixpi_recipe_transform(
+    mixp_call *c, mixp_quantise_args *k, mixp_tensor **transformed) {
+    const int64_t count = k->rows * k->cols;
+    mixp_hadamard_args h;
+    *transformed = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
+    if (!*transformed) return MIXP_ERR_MEMORY;
+    h.rows = k->rows;
+    h.cols = k->cols;
+    h.a = k->x;
+    h.y = (mixp_bf16 *)(*transformed)->data;
+    k->x = mixpi_tensor_in(*transformed);
+    if (c->ctx->device->kernels->hadamard) return MIXPI_RUN(c, hadamard, &h);
+    return mixp_hadamard(&c->ctx->exec, h.rows, h.cols, h.a, h.y);
+}
+
+/* Quantises k->x into q->y. Where memory is the host's, the factor is in q->decode. */
+static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
+    const mixp_device *device = c->ctx->device;
+    const int64_t two = 2;
+    k->y = (mixp_bf16 *)q->y->data;
+    if (!device->kernels->quantise) return mixp_quantise(&c->ctx->exec, k, &q->decode);
+    if (!device->download) k->decode = &q->decode;
+    else if (mixpi_has_scale_of_array(k->scale)) {
+        q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
+        if (!q->factor) return MIXP_ERR_MEMORY;
+        k->decode = (float *)q->factor->data;
+        k->own = k->decode + 1;
+    }
+    return MIXPI_RUN(c, quantise, k);
+}
+
+/* --- quantised values of weights ---
+ * They last as long as the weight's tensor, and are made again when the weight was written or
+ * another recipe reads it. On a device a graph would write them unseen by the host: there they are
+ * made for each product. */
+
+typedef struct mixpi_weight_copy {
+    mixp_tensor       *y;
+    mixp_quantise_args plan;    /* what y was made by                                      */
+    uint64_t           versions[2];     /* versions of the weight read; 0: y holds nothing */
+    float              decode, amax;
+} mixpi_weight_copy;
+
+/* The versions of the values that a linear reads: of the tensor, and of the master weight from
+ * which the tensor was cast. */
+static void mixpi_weight_versions(const mixp_tensor *w, uint64_t versions[2]) {
+    const mixp_tensor *master = w->own.master;
+    versions[0] = w->version + 1;
+    versions[1] = master ? master->own.low_version[w->dtype == MIXP_BF16] : 0;
+}
+
+/* The place of a weight's quantised values; NULL: they are made for each product, or *r is an
+ * error. */
+static mixpi_weight_copy *mixpi_weight_place(
+    mixp_call *c, const mixp_quantise_args *k, int rows, mixp_result *r) {
+    mixp_tensor *owner = mixpi_lasting(c->in[1]), *y;
+    mixpi_weight_copy *copy, **place;
+    if (!owner || c->ctx->device->download) return NULL;
+    place = &owner->own.quantised[rows && k->block_rows != k->block_cols];
+    if (*place) return *place;
+    copy = (mixpi_weight_copy *)mixpi_host_alloc(c->ctx, sizeof *copy);
+    y = copy ? mixpi_twin(owner, MIXP_BF16) : NULL;
+    if (y) y->data = mixpi_data_alloc(y);
+    if (!y || !y->data) {
+        *r = MIXP_ERR_MEMORY;
+        return NULL;
+    }
+    copy->y = y;
+    return *place = copy;
+}
+
+static int mixpi_weight_is_fresh(
+    const mixpi_weight_copy *copy, const mixp_quantise_args *k, const uint64_t versions[2]) {
+    const mixp_quantise_args *p = &copy->plan;
+    return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
+           p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
+           p->choice == k->choice && p->bound_448 == k->bound_448 && p->power == k->power &&
+           p->block_rows == k->block_rows && p->block_cols == k->block_cols && p->given == k->given;
+}
+
+/* Sets q to the weight's quantised values, quantised again if stale. */
+static mixp_result mixpi_weight_quantise(
+    mixp_call *c, mixpi_weight_copy *copy, mixp_quantise_args *k, mixpi_quantised *q) {
+    uint64_t versions[2];
+    mixpi_weight_versions(c->in[1], versions);
+    q->y = copy->y;
+    q->decode = copy->decode;
+    k->y = (mixp_bf16 *)copy->y->data;
+
+    /* The copy of this version serves again. */
+    if (mixpi_weight_is_fresh(copy, k, versions)) {
+        if (k->amax) *k->amax = copy->amax;
+        return MIXP_OK;
+    }
+
+    /* Otherwise it is made, and has no version until it is complete. */
+    memset(copy->versions, 0, sizeof copy->versions);
+    MIXPI_TRY(mixpi_recipe_quantise(c, k, q));
+    copy->plan = *k;
+    copy->plan.decode = copy->plan.amax = NULL;
+    copy->decode = q->decode;
+    copy->amax = k->amax ? *k->amax : 0.0f;
+    memcpy(copy->versions, versions, sizeof versions);
+    return MIXP_OK;
+}
+
+/* If narrow products run: notes how k quantises, and allocates memory for the scales of blocks,
+ * unless k has some for codes. */
+static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
+    int64_t count;
+    if (!c->ctx->products.narrow) return MIXP_OK;
+    if (k->scale != MIXP_SCALE_TENSOR && !k->scales) {
+        count = k->rows / k->block_rows * (k->cols / k->block_cols);
+        q->scales = mixp_activation(c->ctx, MIXP_U8, 1, &count);
+        if (!q->scales) return MIXP_ERR_MEMORY;
+        k->scales = (uint8_t *)q->scales->data;
+    }
+    const mixp_narrow how = { k->element, k->scale, k->block_rows, k->block_cols, k->scales };
+    q->how = how;
+    return MIXP_OK;
+}
+
+/* Allocates memory for k's factors of lines. */
+static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
+    const int64_t count = mixpi_quantise_lines(k);
+    q->down = k->block_cols == 1;
+    q->lines = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!q->lines) return MIXP_ERR_MEMORY;
+    k->line_scales = (float *)q->lines->data;
+    return MIXP_OK;
+}
+
+/* Quantises an operand into an array of the arena. transformed: computes its Hadamard transform
+ * first, into *transformed, which the caller frees; NULL: no transform. */
+static mixp_result mixpi_recipe_once(
+    mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k, mixpi_quantised *q) {
+    const int64_t count = k->rows * k->cols;
+    mixp_result r;
+    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
+    if (!q->y) return MIXP_ERR_MEMORY;
+    r = mixpi_recipe_scales(c, k, q);
+    if (k->by_lines && r == MIXP_OK) r = mixpi_recipe_lines(c, k, q);
+    if (transformed && r == MIXP_OK) r = mixpi_recipe_transform(c, k, transformed);
+    return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
+}
+
+/* The scale of an operand under delayed scaling, and where its amax goes: to *amax, or on a device
+ * to the history. */
+static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_call *rc,
+    mixpi_role role, float *amax, mixp_quantise_args *k) {
+    const mixpi_scaled *s = rc->scaled;
+    if (!mixpi_has_own_memory(ctx)) {
+        k->given = s->scales[role];
+        k->amax = amax;
+        return;
+    }
+    k->given_at = s->scales + role;
+    k->amax = rc->enters ? s->history + (int64_t)role * s->length : NULL;
+    k->amax_joins = 1;
+}
+
+/* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
+ * rows. Free q->y with mixpi_recipe_free. */
+static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
+    int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
+    const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
+                           over_rows && role != MIXPI_ROLE_W;
+    mixpi_weight_copy *copy = NULL;
+    mixp_tensor *transformed = NULL;
+    mixp_result r = MIXP_OK;
+    float amax = 0.0f;
+    if (q->high && !rc->scaled && !mixpi_lossy_watches(c, rc->lossy)) return MIXP_OK;
+
+    /* How it is quantised, and its random numbers. */
+    mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
+    k->seed = c->ctx->seed ^ 0x7265636970657321u;
+    k->step = rc->step;
+    k->tensor = 2u * rc->call + (uint64_t)over_rows;
+    if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
+
+    /* A weight is quantised once for each version, other operands in each step. */
+    if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
+    if (copy) r = mixpi_weight_quantise(c, copy, k, q);
+    else if (r == MIXP_OK) r = mixpi_recipe_once(c, transforms ? &transformed : NULL, k, q);
+
+    if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
+        r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
+    mixpi_recipe_free(c->ctx, transformed);
+    if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
+    return r;
+}
+
+/* The arguments that say which array is quantised. */
+static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols) {
+    mixp_quantise_args k;
+    memset(&k, 0, sizeof k);
+    k.x = x;
+    k.rows = rows;
+    k.cols = cols;
+    return k;
+}
+
+/* Frees what a product quantised for itself. */
+static void mixpi_quantised_free(mixp_context *ctx, const mixpi_quantised *q) {
+    if (q->lent) return;
+    mixpi_recipe_free(ctx, q->y);
+    mixpi_recipe_free(ctx, q->factor);
+    mixpi_recipe_free(ctx, q->scales);
+    if (!q->kept) mixpi_recipe_free(ctx, q->lines);
+}
+
+/* Are the values of an operand the same along its rows and its columns? */
+static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
+    return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT || rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
+}
+
+/* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */
+static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k) {
+    if (c->ctx->recipes->wide_reported) return;
+    c->ctx->recipes->wide_reported = 1;
+    mixpi_warn(c->ctx,
+        "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x %.0f x "
+        "%.0f for mixp_linear '%.63s', because of the GPU's capability, the library's version or "
+        "the sizes. It stays a bf16 product. mixp_context_gemm_count counts both kinds; see NARROW "
+        "PRODUCTS at mixp_context_desc",
+        mixp_dtype_name(k->a.element), mixp_dtype_name(k->b.element), (double)k->gemm.m,
+        (double)k->gemm.n, (double)k->gemm.k, c->in[1]->name);
+}
+
+/* Runs g. one, other: its quantised operands a and b, in either order. */
+static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
+    const mixpi_quantised *one, const mixpi_quantised *other) {
+    mixp_gemm_narrow_args k;
+    int64_t before;
+    int first;
+    if (one->high || !c->ctx->products.narrow) return MIXPI_RUN(c, gemm, g);
+    first = g->a.data == one->y->data;
+    k.gemm = *g;
+    k.a = first ? one->how : other->how;
+    k.b = first ? other->how : one->how;
+    before = mixp_context_gemm_count(c->ctx).narrow;
+    MIXPI_TRY(MIXPI_RUN(c, gemm_narrow, &k));
+    if (mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
+    return MIXP_OK;
+}
+
+/* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */
+static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mixp_binary op,
+    mixp_in t, mixp_in b, int down, mixp_out y) {
+    mixp_binary_args k = mixpi_binary_of(op, t, b, y, g->m, g->n);
+    k.b_strides[0] = !down;
+    k.b_strides[1] = down;
+    return MIXPI_RUN(c, binary, &k);
+}
+
+/* Runs g into f32, then applies the factors of x's lines and the bias. x: one of the operands. */
+static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
+    const mixpi_quantised *a, const mixpi_quantised *b, const mixpi_quantised *x) {
+    const int64_t count = g->m * g->n;
+    const mixp_in lines = mixpi_tensor_in(x->lines);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_gemm_args plain = *g;
+    mixp_in from;
+    mixp_out to;
+    if (!sums) return MIXP_ERR_MEMORY;
+
+    /* The product, without the bias. */
+    from = mixpi_tensor_in(sums);
+    to = mixpi_out_to(sums->data, MIXP_F32, 0);
+    plain.c = to;
+    plain.ldc = g->n;
+    memset(&plain.bias, 0, sizeof plain.bias);
+    mixp_result r = mixpi_recipe_product(c, &plain, a, b);
+
+    if (r == MIXP_OK)
+        r = mixpi_recipe_outer(
+            c, g, MIXP_BINARY_MUL, from, lines, x->down, g->bias.data ? to : g->c);
+    if (r == MIXP_OK && g->bias.data)
+        r = mixpi_recipe_outer(c, g, MIXP_BINARY_ADD, from, g->bias, 1, g->c);
+    mixpi_recipe_free(c->ctx, sums);
+    return r;
+}
+
+/* Runs g with its two operands already in place, a quantised before b, and frees the quantised
+ * operands. */
+static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
+    const mixpi_quantised *a, const mixpi_quantised *b) {
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
+    if (r == MIXP_OK) {
+        g->alpha = a->high ? 1.0f : a->decode * b->decode;
+        g->alpha_at = mixpi_recipe_factor(b);
+        const mixpi_quantised *x = a->lines ? a : b;
+        r = x->lines && !a->high ? mixpi_recipe_by_lines(c, g, a, b, x)
+                                 : mixpi_recipe_product(c, g, a, b);
+    }
+    if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
+    mixpi_quantised_free(c->ctx, a);
+    mixpi_quantised_free(c->ctx, b);
+    return r;
+}
+/* --- recipes: the input of a linear kept as codes -------------------------------------------- *
+ *
+ * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then
+ * frees x. Backward turns the codes into values again.
+ */
+/* The tensors that a linear saves. */
+enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR, MIXPI_CODE_LINES };
+
+/* Does any gradient of e's inputs read t? Inputs that are frozen now count. */
+static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
+    const mixp_call *c = &e->call;
+    uint32_t what = 0, bits = c->out == t ? MIXP_READS_RESULT : 0u;
+    for (int i = 0; i < c->n_in; i++) {
+        if (!(e->inputs[i] & MIXPI_INPUT_CONSTANT)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
+        if (c->in[i] == t) bits |= i < 31 ? 1u << i : MIXP_READS_ALL;
+    }
+    return (what & bits) != 0;
+}
+
+/* The recorded operator that made t, if t is disposable, owns its memory, and is read by no
+ * gradient of a recorded operator; otherwise NULL. */
+static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const mixp_tensor *t) {
+    const mixpi_tape_entry *e;
+    if (!t->own.disposable || t->own.spent || t->requires_grad) return NULL;
+    if (!t->own.from_tape || t->own.origin || t->own.aliased) return NULL;
+    for (e = ctx->tape.newest; e; e = e->older) {
+        if (e->block || mixpi_entry_reads(e, t)) return NULL;
+        if (e->alias && e->call.out->own.origin == t) return NULL;
+        if (e->call.out == t) return e;
+    }
+    return NULL;
+}
+
+/* Why the input x of a linear cannot be kept as codes; NULL: it can. */
+static const char *mixpi_coded_hindrance(const mixp_call *c) {
+    const mixp_tensor *x = c->in[0];
+    int i;
+    if (c->ctx->tape.in_block) return "x is in a block of mixp_recompute";
+    for (i = 1; i < c->n_in; i++)
+        if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is also the weight or the bias";
+    if (mixpi_unread_maker(c->ctx, x)) return NULL;
+    if (!x->own.from_tape) return "x is not the result of a recorded operator";
+    if (!x->own.disposable)
+        return "x is not disposable: call mixp_tensor_set_disposable(x, 1) before the last "
+               "mixp_linear that reads it";
+    if (x->requires_grad) return "x keeps its gradient (mixp_tensor_set_requires_grad)";
+    return "another gradient reads x, or x shares its memory";
+}
+
+/* Is x kept as codes for the gradient of the weight? Notes the linear if x cannot be kept. */
+static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
+    const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
+    mixpi_recipes *s = c->ctx->recipes;
+    if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
+    if (rc->coded) return 0; /* kept already: a guard measures the product a second time */
+    if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
+    const char *why = mixpi_coded_hindrance(c);
+    if (!why) return 1;
+    s->uncoded++;
+    s->uncoded_why = why;
+    snprintf(s->uncoded_name, sizeof s->uncoded_name, "%.63s", c->in[1]->name);
+    return 0;
+}
+
+static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
+    const mixp_context *ctx = c->ctx;
+    if (ctx->device->kernels->recode) return MIXPI_RUN(c, recode, k);
+    return mixpi_cpu_portable()->kernels->recode(&ctx->exec, k);
+}
+
+/* How the codes of x[rows, cols] lie in what the linear has saved. */
+static mixp_recode_args mixpi_coded_args(
+    const mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
+    mixp_quantise_args plan = *x;
+    mixp_recode_args k;
+    mixpi_recipe_plan(&rc->recipe, MIXPI_ROLE_X, 1, &plan);
+    memset(&k, 0, sizeof k);
+    k.rows = x->rows;
+    k.cols = x->cols;
+    k.element = plan.element;
+    k.scale = plan.scale;
+    k.block_rows = plan.block_rows;
+    k.codes = (uint8_t *)c->saved[MIXPI_CODES]->data;
+    if (c->saved[MIXPI_CODE_SCALES]) k.scales = (const uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
+    return k;
+}
+
+/* Memory for the codes of x and the scales of their blocks. */
+static mixp_result mixpi_coded_save(
+    mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
+    const int64_t count = x->rows * x->cols;
+    const int64_t bytes = rc->recipe.kind == MIXP_RECIPE_NVFP4 ? count / 2 : count;
+    const int64_t scales = count / mixpi_recipe_unit(rc->recipe.kind);
+    if (!mixp_call_save(c, MIXPI_CODES, MIXP_U8, 1, &bytes)) return MIXP_ERR_MEMORY;
+    if (mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
+    return mixp_call_save(c, MIXPI_CODE_SCALES, MIXP_U8, 1, &scales) ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* Keeps the codes of x. q: forward's quantised x, if the gradient of the weight has the same;
+ * otherwise q->y is NULL and x is quantised here. The caller frees q->y. */
+static mixp_result mixpi_coded_keep(
+    mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x, mixpi_quantised *q) {
+    mixp_recode_args k;
+    mixp_result r = mixpi_coded_save(c, rc, x);
+    if (r != MIXP_OK) return r;
+
+    /* The codes, and from them the values that forward reads. */
+    k = mixpi_coded_args(c, rc, x);
+    if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
+    if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
+    if (r != MIXP_OK) return r;
+    k.y = (mixp_bf16 *)q->y->data;
+    r = mixpi_coded_run(c, &k);
+
+    /* Backward reads the codes; x itself is no longer needed. */
+    rc->decode = q->decode;
+    c->saved[MIXPI_CODE_FACTOR] = q->factor;
+    c->saved[MIXPI_CODE_LINES] = q->lines;
+    rc->coded = r == MIXP_OK;
+    if (!rc->coded) return r;
+    mixp_call_reads(c, 1, 0);
+    c->ctx->casting->recipes.coded++;
+    c->ctx->recipes->coded++;
+    return MIXP_OK;
+}
+
+/* The values of x from the codes, into q->y. */
+static mixp_result mixpi_coded_values(
+    mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x, mixpi_quantised *q) {
+    const mixp_tensor *factor = c->saved[MIXPI_CODE_FACTOR];
+    const int64_t count = x->rows * x->cols, two = 2;
+    mixp_recode_args k = mixpi_coded_args(c, rc, x);
+    const mixp_narrow how = { k.element, k.scale, k.block_rows, k.block_rows ? 1 : 0, k.scales };
+
+    q->how = how;
+    q->lines = c->saved[MIXPI_CODE_LINES];
+    q->down = q->kept = 1;
+    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
+    if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
+    if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;
+
+    /* The kernel decodes with the factor of those codes. */
+    q->decode = rc->decode;
+    k.y = (mixp_bf16 *)q->y->data;
+    k.decodes = 1;
+    if (factor) {
+        k.own = (const float *)factor->data + 1;
+        k.times = x->times;
+        k.decode = (float *)q->factor->data;
+    }
+    return mixpi_coded_run(c, &k);
+}
+
+/* Frees the input of the linear that was recorded last, if codes replace it; of a cast, also the
+ * cast's input. */
+static void mixpi_coded_free(mixp_context *ctx, const mixp_tensor *x) {
+    const mixpi_tape_entry *maker = mixpi_unread_maker(ctx, x);
+    while (maker) {
+        mixp_tensor *freed = maker->call.out;
+        const int cast = mixpi_is_cast(maker->call.op);
+        maker = cast ? mixpi_unread_maker(ctx, maker->call.in[0]) : NULL;
+        freed->own.spent = 1;
+        mixpi_arena_free(ctx, &ctx->memory.dev, freed->data, mixpi_bytes(freed));
+    }
+}
+/* --- recipes: the three products of a linear layer ------------------------------------------- */
+
+/* Keeps x[m, k] as codes, after the product. q: x as the product read it; released here. */
+static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_quantised *q) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    mixpi_recipe_call *rc = p->recipe;
+    mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
+    if (!q->lent) *q = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_X);
+    mixp_result r = mixpi_coded_keep(c, rc, &x, q);
+    mixpi_recipe_free(c->ctx, q->y);
+    return r;
+}
+
+/* c = x w' of quantised operands. */
+static mixp_result mixpi_linear_forward(mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    mixpi_recipe_call *rc = p->recipe;
+    mixp_gemm_args g = p->g;
+    const int coded = mixpi_wants_codes(c, rc);
+    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
+    mixpi_quantised qx = mixpi_recipe_empty(rc, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
+    mixp_result r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 0, &x, &qx);
+    w.times = mixpi_recipe_factor(&qx);
+    if (r == MIXP_OK) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_W, 0, &w, &qw);
+    if (r == MIXP_OK && !qx.high) {
+        g.a = mixpi_tensor_in(qx.y);
+        g.b = mixpi_tensor_in(qw.y);
+    }
+    qx.lent = coded && !qx.high && mixpi_recipe_has_one_scale(rc);
+    r = mixpi_recipe_run(c, &g, r, &qx, &qw);
+    return coded && r == MIXP_OK ? mixpi_linear_codes(c, &qx) : r;
+}
+
+/* Quantises dy for a product that reads dy and `other`, or uses the quantised dy in `both`. */
+static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_role other,
+    const mixpi_quantised *both, mixpi_quantised *q) {
+    const int over_rows = other == MIXPI_ROLE_X;
+    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
+    *q = mixpi_recipe_empty(p->recipe, MIXPI_ROLE_DY, other);
+    if (!both->y) return mixpi_recipe_operand(c, p->recipe, MIXPI_ROLE_DY, over_rows, &dy, q);
+    q->y = both->y;
+    q->factor = both->factor;
+    q->decode = both->decode;
+    q->how = both->how;
+    q->lent = 1;
+    return MIXP_OK;
+}
+
+/* dx = dy w of quantised operands. */
+static mixp_result mixpi_linear_dx(
+    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
+    mixp_gemm_args g = p->g;
+    mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
+    mixpi_quantised qw = mixpi_recipe_empty(p->recipe, MIXPI_ROLE_DY, MIXPI_ROLE_W), qdy;
+    mixp_out to = mixpi_call_dx(c, 0);
+    mixp_result r;
+    if (!to.data) return MIXP_OK;
+    r = mixpi_linear_dy(c, p, MIXPI_ROLE_W, both, &qdy);
+    w.times = mixpi_recipe_factor(&qdy);
+    if (r == MIXP_OK) r = mixpi_recipe_operand(c, p->recipe, MIXPI_ROLE_W, 1, &w, &qw);
+    if (r == MIXP_OK) {
+        if (!qw.high) g.b = mixpi_tensor_in(qw.y);
+        g = mixpi_product_da(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
+        g.c = to;
+    }
+    return mixpi_recipe_run(c, &g, r, &qdy, &qw);
+}
+
+/* dw = dy' x of quantised operands. */
+static mixp_result mixpi_linear_dw(
+    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
+    mixp_gemm_args g = p->g;
+    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
+    mixpi_quantised qx = mixpi_recipe_empty(p->recipe, MIXPI_ROLE_DY, MIXPI_ROLE_X), qdy;
+    mixp_out to = mixpi_call_dx(c, 1);
+    mixp_result r;
+    if (!to.data) return MIXP_OK;
+    r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
+    x.times = mixpi_recipe_factor(&qdy);
+    if (r == MIXP_OK && p->recipe->coded) r = mixpi_coded_values(c, p->recipe, &x, &qx);
+    else if (r == MIXP_OK) r = mixpi_recipe_operand(c, p->recipe, MIXPI_ROLE_X, 1, &x, &qx);
+    if (r == MIXP_OK) {
+        if (!qx.high) g.a = mixpi_tensor_in(qx.y);
+        g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
+        g.c = to;
+    }
+    return mixpi_recipe_run(c, &g, r, &qdy, &qx);
+}
+
+/* Quantises dy once for both products that read it, if its values are the same for both. */
+static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi_quantised *both) {
+    const mixpi_recipe_call *rc = p->recipe;
+    const mixpi_quantised for_x = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_W);
+    const mixpi_quantised for_w = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_X);
+    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
+    *both = for_x;
+    if (!mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
+    if (rc->recipe.wgrad_high) return MIXP_OK;
+    if (for_x.high || for_w.high) return MIXP_OK;
+    if (!mixp_call_wants(c, 0) || !mixp_call_wants(c, 1)) return MIXP_OK;
+    return mixpi_recipe_operand(c, rc, MIXPI_ROLE_DY, 0, &dy, both);
+}
+
+/* The backward pass of a linear under a recipe. The bias's gradient is made from dy itself. */
+static mixp_result mixpi_linear_backward(mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    mixpi_quantised both;
+    mixp_result r = mixpi_linear_both(c, p, &both);
+    if (r == MIXP_OK) r = mixpi_linear_dx(c, p, &both);
+    if (r == MIXP_OK)
+        r = p->recipe->recipe.wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
+    mixpi_quantised_free(c->ctx, &both);
+    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
+}
+
+/* Frees the input of the linear that was recorded last, if the linear keeps codes of it. */
+static void mixpi_linear_recorded(mixp_call *c) {
+    const mixpi_recipe_call *rc = ((const mixpi_product *)c->attrs)->recipe;
+    if (rc && rc->coded) mixpi_coded_free(c->ctx, c->in[0]);
+}
+#ifndef MIXPREC_NO_CHECKPOINT
+/* --- recipes: delayed scaling in checkpoints -------------------------------------------------- */
+
+/* The state of delayed scaling: two tensors for each weight. */
+static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
+    mixpi_state_item item = mixpi_state_array(MIXP_F32, MIXPI_ROLES, scaled->scales);
+    item.optional = 1;
+    item.on_device = 1;
+    item.must = MIXPI_ABOVE_0;
+    mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);
+    item.e.rank = 2;
+    item.e.shape[1] = scaled->length;
+    item.e.bytes = MIXPI_ROLES * (size_t)scaled->length * sizeof *scaled->history;
+    item.memory = scaled->history;
+    item.must = MIXPI_AMAX;
+    mixpi_state_add(s, item, "mixprec.recipe.amax_history.%s", scaled->weight->name);
+}
+static void mixpi_scaled_items(mixpi_state *s) {
+    mixpi_scaled *scaled = s->ctx->recipes->scaled;
+    for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
+}
+
+/* States of delayed scaling that the file lacks start from their beginning. */
+static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
+    const mixpi_scaled *s = ctx->recipes->scaled;
+    mixp_result r = MIXP_OK;
+    for (; s && r == MIXP_OK; s = s->next) {
+        float scales[MIXPI_ROLES];
+        int i;
+        r = mixpi_download(ctx, scales, s->scales, sizeof scales);
+        for (i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
+            if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
+        if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
+    }
+    return r;
+}
+
+/* The recipe of delayed scaling of linears with the weight t; NULL: they have none. */
+static const mixp_recipe *mixpi_delayed_of(const mixp_context *ctx, const mixp_tensor *t) {
+    const mixp_recipe *r = &ctx->recipes->delayed;
+    if (ctx->recipes->n_rules) r = mixpi_rules_recipe(ctx->recipes, t->name);
+    return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
+}
+
+/* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
+ * step of a program makes them too late. */
+static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
+    static const char prefix[] = "mixprec.recipe.scales.";
+    mixp_result made;
+    mixp_tensor *t;
+    for (size_t i = 0; i < file->n_items; i++) {
+        const char *name = file->items[i].e.name;
+        if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
+        for (t = ctx->tensors; t; t = t->own.next)
+            if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
+                mixpi_delayed_of(ctx, t) &&
+                !mixpi_scaled_of(ctx, t, mixpi_delayed_of(ctx, t), &made))
+                mixpi_report_fail(r, made, "out of memory");
+    }
+}
+#endif
+/* --- the table of the recipes' functions ------------------------------------------------------ */
+
+static const mixpi_quantiser mixpi_recipes_door = {
+    /* autocast */
+    mixpi_recipe_refuses, mixpi_recipe_open,
+    /* linear layers */
+    mixpi_recipe_leaves, mixpi_recipe_decide, mixpi_linear_forward, mixpi_linear_backward,
+    mixpi_linear_recorded,
+    /* steps */
+    mixpi_recipe_begin, mixpi_recipe_walk_begin, mixpi_delayed_advance, mixpi_recipe_words,
+    /* checkpoints */
+#ifndef MIXPREC_NO_CHECKPOINT
+    mixpi_scaled_meet, mixpi_scaled_items, mixpi_scaled_reset_missing
+#else
+    NULL, NULL, NULL
+#endif
+};
+MIXPI_SELDOM_END
+#endif
+MIXPI_COLD_BEGIN
 #ifndef MIXPREC_NO_WATCH
 /* --- traits of operators ------------------------------------------------------------------ *
  *
@@ -38235,7 +38410,7 @@ static int mixpi_watch_is_due(const mixp_context *ctx) {
 MIXPI_SELDOM
 static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
-    uint64_t words[6], h = 1469598103934665603u;
+    uint64_t words[6];
     if (!mixpi_guard_is_on(ctx)) return 0;
     words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
     words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
@@ -38243,11 +38418,7 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     words[3] = (uint64_t)mixp_bits_of_f32(w->imprecise) << 32 | mixp_bits_of_f32(w->flushed);
     words[4] = w->fresh != 0;
     words[5] = w->probing != 0;
-    for (int i = 0; i < 6; i++) {
-        h = (h ^ words[i]) * 1099511628211u;
-        h ^= h >> 29;
-    }
-    return (h >> 11) | 1u;
+    return (mixpi_hash(1469598103934665603u, words, sizeof words) >> 11) | 1u;
 }
 
 /* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
@@ -38772,8 +38943,7 @@ static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
  * keep the linear in bf16. */
 static int mixpi_is_quantised(const mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    if (c->op != mixp_op_builtin(MIXP_OP_LINEAR)) return 0;
-    return p->quantise.recipe.kind != MIXP_RECIPE_NONE;
+    return c->op == mixp_op_builtin(MIXP_OP_LINEAR) && p->recipe;
 }
 
 /* Lets a call read its weights in the precision in which it has not read them. A recipe quantises
@@ -41737,19 +41907,6 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
 }
 /* --- are all ranks alike? --- */
 
-/* FNV-1a, applied to words of 8 bytes and then to the remaining bytes. */
-static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
-    const unsigned char *p = (const unsigned char *)data;
-    for (; bytes >= 8; bytes -= 8, p += 8) {
-        uint64_t word;
-        memcpy(&word, p, 8);
-        h = (h ^ word) * 1099511628211u;
-        h ^= h >> 29;
-    }
-    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
-    return h;
-}
-
 /* Hashes the bytes [from, bytes) of a tensor in device memory, one piece at a time. */
 static mixp_result mixpi_hash_data(
     mixp_context *ctx, const mixp_tensor *t, size_t from, size_t bytes, uint64_t *h) {
@@ -42818,23 +42975,6 @@ static void mixpi_muon_settings(const mixp_muon_settings *m, double *all) {
     all[5] = (double)m->rate;
 }
 
-static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
-    const mixp_recipe *r = &ctx->casting->trained;
-    all[0] = (double)mixpi_recipe_history(r);
-    all[1] = (double)r->margin;
-    all[2] = (double)r->most_recent;
-    all[3] = (double)r->dy_e4m3;
-    all[4] = (double)mixpi_scaled_words(ctx);
-}
-
-/* A 53-bit hash of the rules of recipes; 0 without rules. */
-static double mixpi_rules_hash(const mixp_context *ctx) {
-    const mixpi_casting *c = ctx->casting;
-    if (!c || !c->n_rules) return 0.0;
-    const size_t bytes = (size_t)c->n_rules * sizeof *c->rules;
-    return (double)(mixpi_hash(1469598103934665603u, c->rules, bytes) >> 11);
-}
-
 /* --- buffers --- */
 
 /* Does the next update send this buffer? */
@@ -42901,11 +43041,11 @@ static double mixpi_groups_hash(const mixp_optimizer *o) {
 
 /* Everything that a step's result depends on, apart from gradients and states. */
 static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTINGS]) {
+    const mixpi_quantiser *quantiser = mixpi_quantiser_of(o->ctx);
     memset(all, 0, MIXPI_SETTINGS * sizeof *all);
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + MIXPI_PLAN_SETTINGS);
-    if (mixpi_scaled_is_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
-    all[MIXPI_BUFFERS_SETTING - 1] = mixpi_rules_hash(o->ctx);
+    if (quantiser) quantiser->words(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (int k = 0; k < o->plan.n_groups; k++)
@@ -42915,7 +43055,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     double all[MIXPI_SETTINGS];
-    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 5 + 3);
+    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 6 + 2);
     mixpi_settings_list(o, all);
     return mixpi_hash(1469598103934665603u, all, sizeof all) >> 11;
 }
@@ -43763,7 +43903,7 @@ static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
 #endif
 /* --- making a context ------------------------------------------------------------------------ *
  *
- * The last room: it knows which optional rooms (watch, ranks) the build has.
+ * The last room: it knows which optional rooms (recipes, watch, ranks) the build has.
  */
 /* Returns what is wrong with the description of an optional room, or NULL. */
 static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
@@ -43776,6 +43916,9 @@ static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 
 /* Sets the tables of the optional rooms in a new context. */
 static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
+#ifndef MIXPREC_NO_RECIPES
+    ctx->quantiser = &mixpi_recipes_door;
+#endif
 #ifndef MIXPREC_NO_WATCH
     ctx->watcher = &mixpi_watch_door;
 #endif

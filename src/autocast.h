@@ -58,6 +58,7 @@ MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
  * MIXP_ERR_ARGUMENT: another level; the old level stays. MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
+#ifndef MIXPREC_NO_RECIPES
 /* Sets the recipe that bf16 regions of the block form use from now on; it
  * is copied. NULL or kind MIXP_RECIPE_NONE = none. While a recipe is set, an f16 block is
  * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_open_with with a
@@ -107,6 +108,7 @@ MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_
                                                   int n);
 /* Returns the counts since mixp_autocast_reset_counts; zeros if ctx is NULL. */
 MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx);
+#endif
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
  *

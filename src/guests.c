@@ -1,10 +1,11 @@
 #pragma once
 #include "tensors/context.c"
+#include "recipes/door.c"
 #include "watch/door.c"
 #include "ranks/door.c"
 /* --- making a context ------------------------------------------------------------------------ *
  *
- * The last room: it knows which optional rooms (watch, ranks) the build has.
+ * The last room: it knows which optional rooms (recipes, watch, ranks) the build has.
  */
 /* Returns what is wrong with the description of an optional room, or NULL. */
 static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
@@ -17,6 +18,9 @@ static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 
 /* Sets the tables of the optional rooms in a new context. */
 static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
+#ifndef MIXPREC_NO_RECIPES
+    ctx->quantiser = &mixpi_recipes_door;
+#endif
 #ifndef MIXPREC_NO_WATCH
     ctx->watcher = &mixpi_watch_door;
 #endif

@@ -121,6 +121,9 @@
  *                                                `ranks` of its description is set
  *     MIXPREC_NO_WATCH         every file        leaves out the guard: no function of watch, retry
  *                                                or mixp_observe is declared
+ *     MIXPREC_NO_RECIPES       every file        leaves out products below 16 bits: no function of
+ *                                                recipes is declared, and a region with a recipe
+ *                                                fails
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
  *                                                whose functions are not declared
  *     MIXPREC_SMALL            implementation    clang optimises all but conversions and products

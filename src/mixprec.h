@@ -101,7 +101,7 @@ MIXPI_SMALL_BEGIN
 #include "cpu/update.c"
 #include "cpu/states.c"
 #include "cpu/look.c"
-#if !MIXPI_BORROWS
+#if !MIXPI_BORROWS && !defined(MIXPREC_NO_RECIPES)
 #include "cpu/quantise.c"
 #include "cpu/recode.c"
 #endif
@@ -138,9 +138,7 @@ MIXPI_COLD_END
 #include "tensors/tensors.c"
 #include "tensors/params.c"
 #include "tensors/buffers.c"
-MIXPI_SELDOM_BEGIN
-#include "recipes/quantiser.c"
-MIXPI_SELDOM_END
+#include "tensors/quantiser.c"
 #include "autocast.c"
 #include "tape/apply.c"
 #include "tape/run.c"
@@ -158,12 +156,6 @@ MIXPI_COLD_BEGIN
 MIXPI_COLD_END
 #include "operators/cast.c"
 #include "operators/shared.c"
-MIXPI_SELDOM_BEGIN
-#include "recipes/delayed.c"
-#include "recipes/lossy.c"
-#include "recipes/linears.c"
-MIXPI_SELDOM_END
-#include "recipes/coded.c"
 #include "operators/products.c"
 #include "operators/attention.c"
 #include "operators/elementwise.c"
@@ -216,6 +208,22 @@ MIXPI_COLD_BEGIN
 #include "files/checkpoint.c"
 #include "files/weights.c"
 #endif
+MIXPI_COLD_END
+#ifndef MIXPREC_NO_RECIPES
+MIXPI_SELDOM_BEGIN
+#include "recipes/rules.c"
+#include "recipes/delayed.c"
+#include "recipes/lossy.c"
+#include "recipes/linears.c"
+#include "recipes/coded.c"
+#include "recipes/multiply.c"
+#ifndef MIXPREC_NO_CHECKPOINT
+#include "recipes/histories.c"
+#endif
+#include "recipes/door.c"
+MIXPI_SELDOM_END
+#endif
+MIXPI_COLD_BEGIN
 #ifndef MIXPREC_NO_WATCH
 #include "watch/traits.c"
 #include "watch/guard.c"

@@ -200,6 +200,7 @@ typedef struct mixp_recipe {
  * a replay of an update after another linear has met delayed scaling (record the step again).
  * MIXP_ERR_DEVICE: the device has its own memory, but no kernel `turn`. */
 
+#ifndef MIXPREC_NO_RECIPES
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
 
@@ -214,6 +215,7 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 /* The kernel `hadamard` on the CPU; see mixp_hadamard_args. Errors as mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       mixp_bf16 *y);
+#endif
 
 /* The blocks of an operand in a sample of a guard, all its quantisations together, also those by
  * which the guard recomputes a site: see mixp_site_info. If an array has one scale (FP8_CURRENT,

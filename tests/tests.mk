@@ -149,7 +149,7 @@ test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(
 	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
 
 # Too long for CI on two cores. tests/tools/variant.sh lists them.
-VARIANTS ?= no_ranks no_watch no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char tiles_all m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \
+VARIANTS ?= no_ranks no_watch no_checkpoint no_recipes ofast gnu finite sanitizers threads clang O0 O3 lto trapv char tiles_all m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \
             aarch64 armhf riscv64 ppc64le s390x
 test-variants: $(LONGEST) $(GPU_TESTS) $(SANE_RECIPES) $(SANE_LONG) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all 2^32 floats, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(LONGEST) $(GPU_RUN) $(SANE_RECIPES) $(SANE_LONG) $(CUDA_FMA) \

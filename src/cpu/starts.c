@@ -413,6 +413,7 @@ static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k
     return MIXP_OK;
 }
 
+#ifndef MIXPREC_NO_RECIPES
 /* --- quantise and hadamard --- */
 
 typedef struct mixpi_quantising {
@@ -482,3 +483,4 @@ static mixp_result mixpi_cpu_hadamard(
     if (r != MIXP_OK) return r;
     return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
 }
+#endif

@@ -8,7 +8,9 @@
 /* --- the table -------------------------------------------------------------------------- */
 
 #ifndef MIXPREC_ONLY_FORMATS
-#if MIXPI_BORROWS
+#ifdef MIXPREC_NO_RECIPES
+#  define MIXPI_CODER(name) NULL
+#elif MIXPI_BORROWS
 #  define MIXPI_CODER(name) mixpi_##name##_avx2
 #else
 #  define MIXPI_CODER(name) MIXPI_P(name)

@@ -362,8 +362,11 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
                    : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
                      ".optimizers";
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
-        hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
-               "first";
+        hint = s->ctx->quantiser
+                   ? "; the file has the state of the recipe fp8_delayed: call "
+                     "mixp_autocast_set_recipe first"
+                   : "; the file has the state of the recipe fp8_delayed, and this build has no "
+                     "recipes: compile without MIXPREC_NO_RECIPES";
     if (mixpi_is_rank_name(name))
         hint = "; in the file this buffer is each rank's own: make the same buffers with the same "
                "mixp_buffer_set_ranks";
@@ -573,44 +576,6 @@ static mixp_result mixpi_scaler_forget(mixp_scaler *s, mixp_result load) {
     return mixpi_upload(s->ctx, &s->state->loss_bad, &none, sizeof none);
 }
 
-/* States of delayed scaling that the file lacks start from their beginning. */
-static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
-    const mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
-    mixp_result r = MIXP_OK;
-    for (; s && r == MIXP_OK; s = s->next) {
-        float scales[MIXPI_ROLES];
-        r = mixpi_download(ctx, scales, s->scales, sizeof scales);
-        for (int i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
-            if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
-        if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
-    }
-    return r;
-}
-
-/* The recipe of delayed scaling of linears with the weight t; NULL: they have none. */
-static const mixp_recipe *mixpi_delayed_of(const mixp_context *ctx, const mixp_tensor *t) {
-    const mixp_recipe *r = &ctx->casting->delayed;
-    if (ctx->casting->n_rules) r = mixpi_rules_recipe(ctx->casting, t->name);
-    return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
-}
-
-/* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
- * step of a program makes them too late. */
-static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
-    static const char prefix[] = "mixprec.recipe.scales.";
-    mixp_result made;
-    if (!ctx->casting) return;
-    for (size_t i = 0; i < file->n_items; i++) {
-        const char *name = file->items[i].e.name;
-        if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
-        for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
-            if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
-                mixpi_delayed_of(ctx, t) &&
-                !mixpi_scaled_of(ctx, t, mixpi_delayed_of(ctx, t), &made))
-                mixpi_report_fail(r, made, "out of memory");
-    }
-}
-
 /* The number of ranks whose own buffers the file holds. */
 static int mixpi_file_ranks(const mixp_safetensors *file) {
     const size_t n = sizeof mixpi_rank_prefix - 1;
@@ -643,6 +608,7 @@ static void mixpi_checkpoint_meet_ranks(
 /* Changes the state. From here on only the device can fail. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
+    const mixpi_quantiser *quantiser = mixpi_quantiser_of(ctx);
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
@@ -689,7 +655,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
 
     /* The scaler, the recipes and the guard continue from the loaded state. */
     if (what->scaler) r = mixpi_scaler_forget(what->scaler, r);
-    if (r == MIXP_OK) r = mixpi_scaled_reset_missing(ctx);
+    if (r == MIXP_OK && quantiser) r = quantiser->loaded(ctx);
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
@@ -748,6 +714,7 @@ static void mixpi_warn_of_cpu(mixp_context *ctx, const mixp_safetensors *file) {
  * fits, and changes the state only if all of it was read and is in range. */
 static void mixpi_checkpoint_read(
     mixpi_state *s, mixp_safetensors *file, mixpi_file *f, const mixp_checkpoint *what) {
+    const mixpi_quantiser *quantiser = mixpi_quantiser_of(s->ctx);
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_report *r = s->report;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
@@ -759,7 +726,7 @@ static void mixpi_checkpoint_read(
     if (r->result == MIXP_OK) s->groups = mixpi_groups_meet(r, file, what);
     if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_ranks(s, file, what);
-    if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
+    if (r->result == MIXP_OK && quantiser) quantiser->meet(r, s->ctx, file);
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
 

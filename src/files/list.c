@@ -1,6 +1,6 @@
 #pragma once
 #include "../optimizers/add.c"
-#include "../recipes/delayed.c"
+#include "../tensors/quantiser.c"
 #include "safetensors.c"
 /* --- checkpoints: the list of what must survive --------------------------------------------- */
 
@@ -326,21 +326,6 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_spike(s, opt, number);
 }
 
-/* The state of delayed scaling: two tensors for each weight. */
-static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
-    mixpi_state_item item = mixpi_state_array(MIXP_F32, MIXPI_ROLES, scaled->scales);
-    item.optional = 1;
-    item.on_device = 1;
-    item.must = MIXPI_ABOVE_0;
-    mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);
-    item.e.rank = 2;
-    item.e.shape[1] = scaled->length;
-    item.e.bytes = MIXPI_ROLES * (size_t)scaled->length * sizeof *scaled->history;
-    item.memory = scaled->history;
-    item.must = MIXPI_AMAX;
-    mixpi_state_add(s, item, "mixprec.recipe.amax_history.%s", scaled->weight->name);
-}
-
 /* May the file have this name although the program has no use for it? */
 static int mixpi_is_optional_name(const char *name) {
     if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
@@ -414,7 +399,7 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 /* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
-    mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
+    const mixpi_quantiser *quantiser = mixpi_quantiser_of(s->ctx);
     int i;
     s->n_items = s->names_used = 0;
 
@@ -436,7 +421,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     if (!s->fresh) mixpi_state_add_own(s);
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     int guarded = watcher && watcher->items(s);
-    for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
+    if (quantiser) quantiser->items(s);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
 

@@ -1,6 +1,6 @@
 #pragma once
 #include "shared.c"
-#include "../recipes/coded.c"
+#include "../tensors/quantiser.c"
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
 /* Attributes of a product, set by infer. linear: a weight w[out, in] and a bias. g holds the batch
@@ -9,7 +9,8 @@ typedef struct mixpi_product {
     int            linear;
     mixp_gemm_args g;
     mixpi_axes     batches;
-    mixpi_recipe_call quantise; /* how a linear quantises                                  */
+    int            asked;       /* 1: it is decided whether a recipe quantises a linear    */
+    struct mixpi_recipe_call *recipe;   /* how it does; NULL: it does not                  */
 } mixpi_product;
 
 /* The shape of an operand as matrices. A vector is one row of a, or one column of b. */
@@ -172,32 +173,6 @@ static void mixpi_product_at(
     }
 }
 
-/* Keeps x[m, k] as codes, after the product. q: x as the product read it; released here. */
-static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quantised *q) {
-    mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
-    if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
-    mixp_result r = mixpi_coded_keep(c, &p->quantise, &x, q);
-    mixpi_recipe_free(c->ctx, q->y);
-    return r;
-}
-
-/* c = x w' of quantised operands. g: the forward product. */
-static mixp_result mixpi_linear_run_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
-    const int coded = mixpi_wants_codes(c, &p->quantise);
-    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
-    mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
-    w.times = mixpi_recipe_factor(&qx);
-    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 0, &w, &qw);
-    if (r == MIXP_OK && !qx.high) {
-        g.a = mixpi_tensor_in(qx.y);
-        g.b = mixpi_tensor_in(qw.y);
-    }
-    qx.lent = coded && !qx.high && mixpi_recipe_has_one_scale(&p->quantise);
-    r = mixpi_recipe_run(c, &g, r, &qx, &qw);
-    return coded && r == MIXP_OK ? mixpi_linear_codes(c, p, &qx) : r;
-}
-
 static mixp_result mixpi_product_forward(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_gemm_args *g = &p->g;
@@ -211,13 +186,9 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
 
-    /* A linear asks its recipe; one that runs again keeps the answer. */
-    if (p->linear && !mixpi_entry_of(c)->again) {
-        const int64_t sizes[3] = { g->m, g->n, g->k };
-        r = mixpi_recipe_decide(c, sizes, &p->quantise);
-    }
-    if (r != MIXP_OK) return r;
-    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_run_quantised(c, p, *g);
+    /* A recipe may quantise a linear; one that runs again keeps the answer. */
+    if (p->linear && !mixpi_entry_of(c)->again) MIXPI_TRY(mixpi_quantiser_decide(c->ctx, c));
+    if (p->recipe) return c->ctx->quantiser->forward(c);
 
     /* Multiply the batches that do not fit into one call of the kernel. */
     const int64_t calls = mixpi_product_calls(&p->batches);
@@ -366,91 +337,9 @@ static mixp_result mixpi_product_join(
     return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
 }
 
-/* Quantises dy for a product that reads dy and `other`, or uses the quantised dy in `both`. */
-static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_role other,
-    const mixpi_quantised *both, mixpi_quantised *q) {
-    const int over_rows = other == MIXPI_ROLE_X;
-    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
-    *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, other);
-    if (!both->y) return mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, over_rows, &dy, q);
-    q->y = both->y;
-    q->factor = both->factor;
-    q->decode = both->decode;
-    q->how = both->how;
-    q->lent = 1;
-    return MIXP_OK;
-}
-
-/* dx = dy w of quantised operands. */
-static mixp_result mixpi_linear_dx(
-    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
-    mixp_gemm_args g = p->g;
-    mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qw = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_W), qdy;
-    mixp_out to = mixpi_call_dx(c, 0);
-    mixp_result r;
-    if (!to.data) return MIXP_OK;
-    r = mixpi_linear_dy(c, p, MIXPI_ROLE_W, both, &qdy);
-    w.times = mixpi_recipe_factor(&qdy);
-    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
-    if (r == MIXP_OK) {
-        if (!qw.high) g.b = mixpi_tensor_in(qw.y);
-        g = mixpi_product_da(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
-        g.c = to;
-    }
-    return mixpi_recipe_run(c, &g, r, &qdy, &qw);
-}
-
-/* dw = dy' x of quantised operands. */
-static mixp_result mixpi_linear_dw(
-    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
-    mixp_gemm_args g = p->g;
-    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
-    mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X), qdy;
-    mixp_out to = mixpi_call_dx(c, 1);
-    mixp_result r;
-    if (!to.data) return MIXP_OK;
-    r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
-    x.times = mixpi_recipe_factor(&qdy);
-    if (r == MIXP_OK && p->quantise.coded) r = mixpi_coded_values(c, &p->quantise, &x, &qx);
-    else if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
-    if (r == MIXP_OK) {
-        if (!qx.high) g.a = mixpi_tensor_in(qx.y);
-        g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
-        g.c = to;
-    }
-    return mixpi_recipe_run(c, &g, r, &qdy, &qx);
-}
-
-/* Quantises dy once for both products that read it, if its values are the same for both. */
-static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi_quantised *both) {
-    const mixpi_recipe_call *rc = &p->quantise;
-    const mixpi_quantised for_x = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_W);
-    const mixpi_quantised for_w = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_X);
-    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
-    *both = for_x;
-    if (!mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
-    if (rc->recipe.wgrad_high) return MIXP_OK;
-    if (for_x.high || for_w.high) return MIXP_OK;
-    if (!mixp_call_wants(c, 0) || !mixp_call_wants(c, 1)) return MIXP_OK;
-    return mixpi_recipe_operand(c, rc, MIXPI_ROLE_DY, 0, &dy, both);
-}
-
-/* The backward pass of a linear under a recipe. The bias's gradient is made from dy itself. */
-static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
-    const mixp_recipe *recipe = &p->quantise.recipe;
-    mixpi_quantised both;
-    mixp_result r = mixpi_linear_both(c, p, &both);
-    if (r == MIXP_OK) r = mixpi_linear_dx(c, p, &both);
-    if (r == MIXP_OK)
-        r = recipe->wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
-    mixpi_quantised_free(c->ctx, &both);
-    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
-}
-
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_back(c, p);
+    if (p->recipe) return c->ctx->quantiser->backward(c);
     MIXPI_TRY(mixpi_product_grad(c, 0));
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
         return mixpi_product_join(c, &p->g, mixpi_call_dy(c), 1, 2);
@@ -466,11 +355,7 @@ MIXPREC_API mixp_tensor *mixp_linear(
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (!y || !y->own.from_tape) return y;
-
-    /* If the recorded linear keeps codes of x, x is freed. */
-    const mixp_call *c = &ctx->tape.newest->call;
-    if (((const mixpi_product *)c->attrs)->quantise.coded) mixpi_coded_free(ctx, c->in[0]);
+    if (y && y->own.from_tape) mixpi_quantiser_recorded(ctx, &ctx->tape.newest->call);
     return y;
 }
 
@@ -613,15 +498,6 @@ static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
 }
 
-/* Do the rules of recipes leave both layers in bf16? */
-static int mixpi_mlp_is_bf16(const mixp_context *ctx, mixp_tensor *const *in) {
-    const mixp_recipe *recipe = mixp_autocast_current(ctx).recipe;
-    if (!recipe) return 1;
-    return mixpi_recipe_is_rules(ctx->casting, recipe) &&
-           !mixpi_recipe_by_rules(ctx, in[MIXPI_MLP_UP]) &&
-           !mixpi_recipe_by_rules(ctx, in[MIXPI_MLP_DOWN]);
-}
-
 /* Can the three operators be joined? If an input does not fit, the separate operator reports it. */
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
@@ -633,7 +509,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     return x->rank >= 1 && mixpi_is_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
            mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]) &&
-           mixpi_mlp_is_bf16(ctx, in);
+           mixpi_quantiser_leaves(ctx, in[MIXPI_MLP_UP], in[MIXPI_MLP_DOWN]);
 }
 
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
@@ -645,11 +521,8 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     in[MIXPI_MLP_UP_BIAS] = up_bias;
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
 
-    /* As one operator. It counts the layers that rules of recipes leave in bf16. */
-    if (mixpi_mlp_joins(ctx, in)) {
-        if (mixp_autocast_current(ctx).recipe) ctx->casting->recipes.kept += 2;
+    if (mixpi_mlp_joins(ctx, in))
         return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
-    }
 
     x = mixp_linear(ctx, x, up, up_bias);
     if (x) x = mixp_gelu_tanh(ctx, x);

@@ -491,20 +491,6 @@ static mixp_result mixpi_jvp_check(
         mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
-/* Makes the tangents in a region without a recipe, as bf16 products. So a tangent changes no scale
- * of delayed scaling. */
-static mixp_tensor *mixpi_jvp_unquantised(
-    mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
-    mixp_autocast region = mixp_autocast_current(ctx);
-    if (!region.recipe) return mixpi_jvp(ctx, y, x, d);
-    region.recipe = NULL;
-    const int opened = mixp_autocast_open_with(ctx, &region);
-    if (opened < 0) return NULL;
-    d = mixpi_jvp(ctx, y, x, d);
-    mixp_autocast_close(ctx, opened);
-    return d;
-}
-
 MIXPREC_API mixp_tensor *mixp_jvp(
     mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *tangent) {
     mixpi_outer o;
@@ -514,5 +500,5 @@ MIXPREC_API mixp_tensor *mixp_jvp(
     if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
     if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
-    return tangent ? mixpi_jvp_unquantised(ctx, y, x, tangent) : NULL;
+    return tangent ? mixpi_jvp(ctx, y, x, tangent) : NULL;
 }

@@ -2,19 +2,6 @@
 #include "arena.c"
 /* --- are all ranks alike? --- */
 
-/* FNV-1a, applied to words of 8 bytes and then to the remaining bytes. */
-static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
-    const unsigned char *p = (const unsigned char *)data;
-    for (; bytes >= 8; bytes -= 8, p += 8) {
-        uint64_t word;
-        memcpy(&word, p, 8);
-        h = (h ^ word) * 1099511628211u;
-        h ^= h >> 29;
-    }
-    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
-    return h;
-}
-
 /* Hashes the bytes [from, bytes) of a tensor in device memory, one piece at a time. */
 static mixp_result mixpi_hash_data(
     mixp_context *ctx, const mixp_tensor *t, size_t from, size_t bytes, uint64_t *h) {

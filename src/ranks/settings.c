@@ -2,7 +2,7 @@
 #include "../step.h"
 #include "../step/table.c"
 #include "shards.c"
-#include "../recipes/delayed.c"
+#include "../tensors/quantiser.c"
 /* --- settings that must be alike on all ranks ------------------------------------------------- *
  *
  * A step's table has a hash of them. Where the hashes differ, the ranks send the settings
@@ -82,23 +82,6 @@ static void mixpi_muon_settings(const mixp_muon_settings *m, double *all) {
     all[5] = (double)m->rate;
 }
 
-static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
-    const mixp_recipe *r = &ctx->casting->trained;
-    all[0] = (double)mixpi_recipe_history(r);
-    all[1] = (double)r->margin;
-    all[2] = (double)r->most_recent;
-    all[3] = (double)r->dy_e4m3;
-    all[4] = (double)mixpi_scaled_words(ctx);
-}
-
-/* A 53-bit hash of the rules of recipes; 0 without rules. */
-static double mixpi_rules_hash(const mixp_context *ctx) {
-    const mixpi_casting *c = ctx->casting;
-    if (!c || !c->n_rules) return 0.0;
-    const size_t bytes = (size_t)c->n_rules * sizeof *c->rules;
-    return (double)(mixpi_hash(1469598103934665603u, c->rules, bytes) >> 11);
-}
-
 /* --- buffers --- */
 
 /* Does the next update send this buffer? */
@@ -165,11 +148,11 @@ static double mixpi_groups_hash(const mixp_optimizer *o) {
 
 /* Everything that a step's result depends on, apart from gradients and states. */
 static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTINGS]) {
+    const mixpi_quantiser *quantiser = mixpi_quantiser_of(o->ctx);
     memset(all, 0, MIXPI_SETTINGS * sizeof *all);
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + MIXPI_PLAN_SETTINGS);
-    if (mixpi_scaled_is_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
-    all[MIXPI_BUFFERS_SETTING - 1] = mixpi_rules_hash(o->ctx);
+    if (quantiser) quantiser->words(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (int k = 0; k < o->plan.n_groups; k++)
@@ -179,7 +162,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     double all[MIXPI_SETTINGS];
-    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 5 + 3);
+    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 6 + 2);
     mixpi_settings_list(o, all);
     return mixpi_hash(1469598103934665603u, all, sizeof all) >> 11;
 }

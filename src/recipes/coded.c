@@ -52,15 +52,15 @@ static const char *mixpi_coded_hindrance(const mixp_call *c) {
 /* Is x kept as codes for the gradient of the weight? Notes the linear if x cannot be kept. */
 static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
-    mixpi_casting *casting = c->ctx->casting;
+    mixpi_recipes *s = c->ctx->recipes;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
     if (rc->coded) return 0; /* kept already: a guard measures the product a second time */
     if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
     const char *why = mixpi_coded_hindrance(c);
     if (!why) return 1;
-    casting->uncoded++;
-    casting->uncoded_why = why;
-    snprintf(casting->uncoded_name, sizeof casting->uncoded_name, "%.63s", c->in[1]->name);
+    s->uncoded++;
+    s->uncoded_why = why;
+    snprintf(s->uncoded_name, sizeof s->uncoded_name, "%.63s", c->in[1]->name);
     return 0;
 }
 
@@ -122,7 +122,7 @@ static mixp_result mixpi_coded_keep(
     if (!rc->coded) return r;
     mixp_call_reads(c, 1, 0);
     c->ctx->casting->recipes.coded++;
-    c->ctx->casting->coded++;
+    c->ctx->recipes->coded++;
     return MIXP_OK;
 }
 

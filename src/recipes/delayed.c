@@ -1,7 +1,5 @@
 #pragma once
-#include "../tape/run.c"
-#include "../tensors/crew.c"
-#include "../tensors/watcher.c"
+#include "rules.c"
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
 
 /* State of the linears with one weight. Scales and history lie in the device's memory. */
@@ -21,12 +19,12 @@ static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->d
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
  * rank may run an evaluation by itself. Nor does it change the recipe that ranks compare. */
 static int mixpi_scaled_is_on(const mixp_context *ctx) {
-    return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE;
+    return ctx->recipes->trained.kind != MIXP_RECIPE_NONE;
 }
 
 /* The state of the linears with `weight`; NULL: it has none. */
 static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tensor *weight) {
-    mixpi_scaled *s = ctx->casting->scaled;
+    mixpi_scaled *s = ctx->recipes->scaled;
     while (s && s->weight != weight) s = s->next;
     return s;
 }
@@ -66,9 +64,9 @@ static mixpi_scaled *mixpi_scaled_of(
     if (*result != MIXP_OK) return NULL;
     s->weight = weight;
     s->recipe = *r;
-    s->next = ctx->casting->scaled;
+    s->next = ctx->recipes->scaled;
     ctx->low_copies.scaled_made++;
-    return ctx->casting->scaled = s;
+    return ctx->recipes->scaled = s;
 }
 
 /* Enters the amax of an operand in its history; a NaN is not larger than any number. */
@@ -183,7 +181,7 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
         if (!mixpi_is_scaled_weight(t)) continue;
         if ((newest[0] > 0.0f || newest[1] > 0.0f || newest[2] > 0.0f) &&
             !mixpi_scaled_find(ctx, t))
-            (void)mixpi_scaled_of(ctx, t, &ctx->casting->trained, &r);
+            (void)mixpi_scaled_of(ctx, t, &ctx->recipes->trained, &r);
         newest += MIXPI_ROLES;
     }
     return r;
@@ -243,6 +241,20 @@ static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     if (!mixpi_scaled_is_on(ctx)) return MIXP_OK;
     if (mixpi_world(ctx) > 1) r = mixpi_crew_stop(ctx, mixpi_scaled_share(ctx));
-    for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next) r = mixpi_scaled_turn(ctx, s);
+    for (s = ctx->recipes->scaled; s && r == MIXP_OK; s = s->next) r = mixpi_scaled_turn(ctx, s);
     return r;
+}
+
+/* What a step's result depends on, which all ranks must have alike. */
+static void mixpi_recipe_words(const mixp_context *ctx, double *row) {
+    const mixpi_recipes *s = ctx->recipes;
+    const size_t bytes = (size_t)s->n_rules * sizeof *s->rules;
+    if (mixpi_scaled_is_on(ctx)) {
+        row[0] = (double)mixpi_recipe_history(&s->trained);
+        row[1] = (double)s->trained.margin;
+        row[2] = (double)s->trained.most_recent;
+        row[3] = (double)s->trained.dy_e4m3;
+        row[4] = (double)mixpi_scaled_words(ctx);
+    }
+    if (bytes) row[5] = (double)(mixpi_hash(1469598103934665603u, s->rules, bytes) >> 11);
 }

@@ -1,13 +1,37 @@
 #pragma once
 #include "lossy.c"
+#include "../operators/products.c"
 /* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
 
-/* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
- * NONE: bf16 products. step, call: the key of its random numbers. */
+/* Uses the best instruction set: all are bit-identical. */
+MIXPREC_API mixp_result mixp_quantise(
+    const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
+    mixp_quantise_args own;
+    if (!x || !k || !decode) return MIXP_ERR_ARGUMENT;
+    own = *k;
+    own.decode = decode;
+    own.times = NULL;
+    const mixpi_float_mode mode = mixpi_float_calm();
+    const mixp_result r = mixpi_cpu_portable()->kernels->quantise(x, &own);
+    mixpi_float_leave(mode);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_hadamard(
+    const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a, mixp_bf16 *y) {
+    mixp_hadamard_args k;
+    k.rows = rows;
+    k.cols = cols;
+    k.a = a;
+    k.y = y;
+    return x ? mixpi_cpu_portable()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
+}
+
+/* How a recipe quantises one linear layer, decided by its first forward; mixp_recompute runs
+ * forward again. step, call: the key of its random numbers. */
 typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
     uint64_t    step, call;
-    int         decided;
     mixpi_lossy *lossy;         /* loss of the operands, under a guard; otherwise NULL     */
     int         fallen;         /* bits of the operands whose products are bf16            */
     int         enters;         /* 1: the amax of operands enters the history              */
@@ -53,13 +77,10 @@ static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
     return w && (w->own.is_param || w->own.optimizers > 0) ? w : NULL;
 }
 
-/* Does the guard, or a pin, leave this linear out? */
-static int mixpi_recipe_is_guarded(const mixp_call *c) {
-    return c->out->dtype != MIXP_BF16 || mixpi_watcher_is_pinned(c);
-}
-
 /* Counts a linear whose sizes do not fit. The first one is kept, and warned of, by name. */
-static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const int64_t sizes[3]) {
+static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r) {
+    const mixp_gemm_args *g = &((const mixpi_product *)c->attrs)->g;
+    const int64_t sizes[3] = { g->m, g->n, g->k };
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     if (counts->unfit++) return;
     snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
@@ -77,76 +98,81 @@ static int mixpi_recipe_trains(const mixp_context *ctx) {
     return !mixpi_is_no_grad(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
 }
 
-/* Uses the recipe r for a linear. */
-static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
+/* Uses the recipe r for a linear. enters: the amax of its operands enters the history. */
+static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, int enters) {
+    mixpi_product *p = (mixpi_product *)c->attrs;
+    mixpi_recipe_call *rc = (mixpi_recipe_call *)mixpi_step_alloc(c->ctx, sizeof *rc);
+    if (!rc) return MIXP_ERR_MEMORY;
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
         mixp_result made;
-        out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r, &made);
-        if (!out->scaled) return made;
-        if (out->enters) out->scaled->recipe = *r;
+        rc->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r, &made);
+        if (!rc->scaled) return made;
+        if (enters) rc->scaled->recipe = *r;
     }
-    out->lossy = mixpi_lossy_of(c);
-    out->fallen = mixpi_lossy_has_fallen(out->lossy);
-    out->recipe = *r;
-    out->step = mixpi_random_step(c->ctx);
-    out->call = (uint64_t)c->ctx->tape.rounded++;
+    rc->enters = enters;
+    rc->lossy = mixpi_lossy_of(c);
+    rc->fallen = mixpi_lossy_has_fallen(rc->lossy);
+    rc->recipe = *r;
+    rc->step = mixpi_random_step(c->ctx);
+    rc->call = (uint64_t)c->ctx->recipes->quantised++;
     c->ctx->casting->recipes.quantised++;
+    p->recipe = rc;
     return MIXP_OK;
 }
 
 /* The recipe of a linear with this weight by the rules; NULL: it multiplies in bf16. */
 static const mixp_recipe *mixpi_recipe_by_rules(const mixp_context *ctx, mixp_tensor *weight) {
     const mixp_tensor *w = mixpi_lasting(weight);
-    return mixpi_rules_recipe(ctx->casting, w ? w->name : "");
+    return mixpi_rules_recipe(ctx->recipes, w ? w->name : "");
 }
 
-/* The recipe of a linear; NULL: it multiplies in bf16. */
+/* Do the rules leave both linears in bf16? Counts them if so. */
+static int mixpi_recipe_leaves(mixp_context *ctx, mixp_tensor *up, mixp_tensor *down) {
+    const mixp_recipe *r = mixp_autocast_current(ctx).recipe;
+    if (!r) return 1;
+    if (!mixpi_recipe_is_rules(ctx, r)) return 0;
+    if (mixpi_recipe_by_rules(ctx, up) || mixpi_recipe_by_rules(ctx, down)) return 0;
+    ctx->casting->recipes.kept += 2;
+    return 1;
+}
+
+/* The recipe of a linear; NULL: it multiplies in bf16, as the products of tangents do, which
+ * therefore change no scale of delayed scaling. */
 static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
-    mixpi_casting *casting = c->ctx->casting;
     const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
-    if (!mixpi_recipe_is_rules(casting, r)) return r;
+    if (c->ctx->tape.tangent_of) return NULL;
+    if (!mixpi_recipe_is_rules(c->ctx, r)) return r;
     r = mixpi_recipe_by_rules(c->ctx, c->in[1]);
-    if (!r) casting->recipes.kept++;
+    if (!r) c->ctx->casting->recipes.kept++;
     return r;
 }
 
-/* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
-static mixp_result mixpi_recipe_decide(
-    mixp_call *c, const int64_t sizes[3], mixpi_recipe_call *out) {
-    const mixp_recipe *r;
-    if (out->decided) return MIXP_OK;
-    out->decided = 1;
-    r = mixpi_recipe_now(c);
+/* Decides for a linear, and counts the decision. */
+static mixp_result mixpi_recipe_decide(mixp_call *c) {
+    mixpi_product *p = (mixpi_product *)c->attrs;
+    mixpi_recipes *s = c->ctx->recipes;
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
+    const mixp_gemm_args *g = &p->g;
+    if (p->asked) return MIXP_OK;
+    p->asked = 1;
+    const mixp_recipe *r = mixpi_recipe_now(c);
     if (!r) return MIXP_OK;
 
-    out->enters = mixpi_recipe_trains(c->ctx);
-    if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) {
-        c->ctx->casting->trained = *r;
-        c->ctx->casting->trained_in = c->ctx->generation;
+    const int enters = mixpi_recipe_trains(c->ctx);
+    if (enters && r->kind == MIXP_RECIPE_FP8_DELAYED) {
+        s->trained = *r;
+        s->trained_in = c->ctx->generation;
     }
 
     /* Kept in 16 bits, of a size that does not fit, or quantised. */
-    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     int64_t unit = mixpi_recipe_unit(r->kind);
-    int kept =
-        mixpi_recipe_is_guarded(c) || c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+    int kept = c->out->dtype != MIXP_BF16 || mixpi_watcher_is_pinned(c);
+    kept |= c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
-    else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
-        mixpi_recipe_unfit(c, r, sizes);
-    else return mixpi_recipe_take(c, r, out);
+    else if (g->m % unit || g->n % unit || g->k % unit || !g->m || !g->k) mixpi_recipe_unfit(c, r);
+    else return mixpi_recipe_take(c, r, enters);
     return MIXP_OK;
-}
-
-/* Blocks of 1 x n along the sum: along the columns or, for the gradient of a weight, the rows. */
-static void mixpi_recipe_blocks(mixp_quantise_args *k, int64_t n, int rows) {
-    k->block_rows = rows ? n : 1;
-    k->block_cols = rows ? 1 : n;
-}
-
-/* Is an operand quantised in squares? r: a recipe of blocks. */
-static int mixpi_recipe_squares(const mixp_recipe *r, mixpi_role role) {
-    return role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 && !r->no_2d;
 }
 
 /* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
@@ -163,10 +189,13 @@ static void mixpi_recipe_plan(
         return;
     }
 
-    /* One for each block. */
-    mixpi_recipe_blocks(k, n, rows);
+    /* One for each block of 1 x n along the sum: along the columns or, for the gradient of a
+     * weight, the rows. A weight may have squares. */
+    k->block_rows = rows ? n : 1;
+    k->block_cols = rows ? 1 : n;
     k->e8m0 = r->e8m0;
-    if (mixpi_recipe_squares(r, role)) k->block_rows = k->block_cols = n;
+    if (role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 && !r->no_2d)
+        k->block_rows = k->block_cols = n;
     if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
     if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
 
@@ -291,12 +320,6 @@ static mixp_result mixpi_weight_quantise(
     return MIXP_OK;
 }
 
-/* How k quantises its array, for a narrow product. */
-static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
-    const mixp_narrow how = { k->element, k->scale, k->block_rows, k->block_cols, k->scales };
-    return how;
-}
-
 /* If narrow products run: notes how k quantises, and allocates memory for the scales of blocks,
  * unless k has some for codes. */
 static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
@@ -308,7 +331,8 @@ static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixp
         if (!q->scales) return MIXP_ERR_MEMORY;
         k->scales = (uint8_t *)q->scales->data;
     }
-    q->how = mixpi_recipe_how(k);
+    const mixp_narrow how = { k->element, k->scale, k->block_rows, k->block_cols, k->scales };
+    q->how = how;
     return MIXP_OK;
 }
 
@@ -408,8 +432,8 @@ static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
 
 /* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */
 static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k) {
-    if (c->ctx->products.wide_reported) return;
-    c->ctx->products.wide_reported = 1;
+    if (c->ctx->recipes->wide_reported) return;
+    c->ctx->recipes->wide_reported = 1;
     mixpi_warn(c->ctx,
         "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x %.0f x "
         "%.0f for mixp_linear '%.63s', because of the GPU's capability, the library's version or "

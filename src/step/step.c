@@ -265,7 +265,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
 
     /* Without a scaler the step is the update. */
     MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt)));
-    MIXPI_TRY(mixpi_delayed_advance(opt->ctx));
+    MIXPI_TRY(mixpi_quantiser_advance(opt->ctx));
     return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
 }
 
@@ -531,7 +531,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
     r = mixpi_crew_stop(ctx, mixpi_buffers_update(scaler));
-    if (r == MIXP_OK) r = mixpi_delayed_advance(ctx);
+    if (r == MIXP_OK) r = mixpi_quantiser_advance(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_report_divergence(scaler);
     if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);

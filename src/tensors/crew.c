@@ -112,11 +112,13 @@ static int mixpi_crew_set_busy(mixp_context *ctx, int on) {
     return mixpi_crew_of(ctx) ? ctx->crew->set_busy(ctx, on) : 0;
 }
 #endif
+#if !defined(MIXPREC_NO_WATCH) || !defined(MIXPREC_NO_RECIPES)
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
  * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
 static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words) {
     return mixpi_crew_of(ctx) ? ctx->crew->share(ctx, table, words) : MIXP_OK;
 }
+#endif
 static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who) {
     return mixpi_crew_of(t->ctx) ? t->ctx->crew->lack(t, who) : MIXP_OK;
 }

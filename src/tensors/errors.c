@@ -200,11 +200,13 @@ static mixp_tensor *mixpi_origin(mixp_tensor *t) {
     return t->own.master ? t->own.master : t;
 }
 
+#if !defined(MIXPREC_NO_WATCH) || !defined(MIXPREC_NO_RECIPES)
 /* The permanent tensor behind t, or behind the low copy t; NULL if t belongs to this step. */
 static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
     if (t && t->own.master) t = t->own.master;
     return t && !t->own.generation ? t : NULL;
 }
+#endif
 
 /* --- functions of the program: operators' and hooks' ---------------------------------------- *
  *

@@ -22,13 +22,25 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
     return !*pattern;
 }
 
-/* The place of a name in the table: its tensor, or the first free place behind its hash, which
- * is FNV-1a. At least half of the places are free. */
+/* FNV-1a, applied to words of 8 bytes and then to the remaining bytes. */
+static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        h = (h ^ word) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
+    return h;
+}
+
+/* The place of a name in the table: its tensor, or the first free place behind its hash. At least
+ * half of the places are free. */
 static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     const uint64_t last = 2 * (uint64_t)p->room - 1;
-    uint64_t h = 0xCBF29CE484222325u, at;
-    for (const char *c = name; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
-    at = (h ^ h >> 32) & last;
+    const uint64_t h = mixpi_hash(1469598103934665603u, name, strlen(name));
+    uint64_t at = (h ^ h >> 32) & last;
     while (p->named[at] && strcmp(p->named[at]->name, name) != 0) at = (at + 1) & last;
     return &p->named[at];
 }

@@ -47,6 +47,8 @@ typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
 typedef struct mixpi_watch mixpi_watch;
 typedef struct mixpi_watcher mixpi_watcher;
+typedef struct mixpi_recipes mixpi_recipes;
+typedef struct mixpi_quantiser mixpi_quantiser;
 
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
 enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* the block of
@@ -144,7 +146,6 @@ typedef struct mixpi_tape {
     int64_t     calls;          /* operators applied in this step, casts included          */
     int64_t     drawn;          /* calls of this step that drew random numbers: the next one's
                                    key, the same at each level and in each dtype           */
-    int64_t     rounded;        /* linears that a recipe quantised in this step: likewise  */
     int         in_block;       /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
     const char *tangent_of;     /* the operator whose tangent mixp_jvp makes; NULL: of none */
     int         inside;         /* operators and hooks now running: they may begin no step */
@@ -179,7 +180,6 @@ typedef struct mixpi_low_copies {
 typedef struct mixpi_products {
     int epilogues;              /* epilogues of the description                            */
     int narrow;                 /* narrow_products, and the device has them                */
-    int wide_reported;          /* 1: a warning has said that one stays a bf16 product     */
 } mixpi_products;
 
 /* Permanent tensors that every step makes are a mistake. */
@@ -213,6 +213,8 @@ struct mixp_context {
     mixpi_training  training;
     mixpi_capture   capture;
     /* optional rooms */
+    const mixpi_quantiser *quantiser;   /* functions of recipes; NULL: this build has none */
+    mixpi_recipes  *recipes;    /* state of recipes; NULL: none was ever set               */
     const mixpi_watcher *watcher;   /* functions of the guard; NULL: this build has none   */
     mixpi_watch    *watch;      /* state of the guard; NULL: no guard was ever started     */
     const mixpi_crew *crew;     /* functions of the ranks; NULL: the context has no ranks  */

@@ -37,20 +37,17 @@ typedef struct mixpi_lossy {
     mixp_block_look blocks;     /* of this sample, or of the last that measured it         */
 } mixpi_lossy;
 
-/* A loss as a share of its bound; 0 if bound is 0, which means never. */
-static double mixpi_loss_excess(double loss, double bound) {
-    return bound > 0.0 ? loss / bound : 0.0;
-}
-
+#if !defined(MIXPREC_NO_WATCH) || !defined(MIXPREC_NO_RECIPES)
 /* Joins what one quantisation lost to the operand's sample. */
 static void mixpi_lossy_join(mixpi_lossy *o, double error, double clipped) {
-    const double a = mixpi_loss_excess(error, o->bounds[0]);
-    const double b = mixpi_loss_excess(clipped, o->bounds[1]);
+    const double a = o->bounds[0] > 0.0 ? error / o->bounds[0] : 0.0;
+    const double b = o->bounds[1] > 0.0 ? clipped / o->bounds[1] : 0.0;
     o->seen = 1;
     o->error = fmax(o->error, error);
     o->clipped = fmax(o->clipped, clipped);
     o->excess = fmax(o->excess, fmax(a, b));
 }
+#endif
 
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);

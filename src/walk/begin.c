@@ -22,10 +22,11 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixpi_arena_reset(&ctx->memory.dev);
     mixpi_records_turn(ctx);
     ctx->tape.newest = NULL;
-    ctx->tape.calls = ctx->tape.drawn = ctx->tape.rounded = 0;
+    ctx->tape.calls = ctx->tape.drawn = 0;
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     ctx->tape.tangent_of = NULL;
     mixpi_casting_turn(ctx);
+    mixpi_quantiser_begin(ctx);
 
     ctx->generation++;
     mixpi_window_begin(ctx);

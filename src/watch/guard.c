@@ -218,7 +218,7 @@ static int mixpi_watch_is_due(const mixp_context *ctx) {
 MIXPI_SELDOM
 static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
-    uint64_t words[6], h = 1469598103934665603u;
+    uint64_t words[6];
     if (!mixpi_guard_is_on(ctx)) return 0;
     words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
     words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
@@ -226,11 +226,7 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     words[3] = (uint64_t)mixp_bits_of_f32(w->imprecise) << 32 | mixp_bits_of_f32(w->flushed);
     words[4] = w->fresh != 0;
     words[5] = w->probing != 0;
-    for (int i = 0; i < 6; i++) {
-        h = (h ^ words[i]) * 1099511628211u;
-        h ^= h >> 29;
-    }
-    return (h >> 11) | 1u;
+    return (mixpi_hash(1469598103934665603u, words, sizeof words) >> 11) | 1u;
 }
 
 /* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */

@@ -144,8 +144,7 @@ static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
  * keep the linear in bf16. */
 static int mixpi_is_quantised(const mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    if (c->op != mixp_op_builtin(MIXP_OP_LINEAR)) return 0;
-    return p->quantise.recipe.kind != MIXP_RECIPE_NONE;
+    return c->op == mixp_op_builtin(MIXP_OP_LINEAR) && p->recipe;
 }
 
 /* Lets a call read its weights in the precision in which it has not read them. A recipe quantises

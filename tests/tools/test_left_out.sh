@@ -66,6 +66,7 @@ gone() {
     cat "$tmp/there"
     [ ! -s "$tmp/there" ]
 }
+no_kernels() { ! nm "$tmp/$1" | grep -E ' mixpi_((quantise|hadamard|recode)_scalar|cpu_quantise)$'; }
 opens() { nm "$tmp/$1" | grep -E ' U (open|fopen|rename|unlink)(64)?(@|$)'; }
 opens_none() { ! opens "$1"; }
 
@@ -81,6 +82,24 @@ int main(void) {
     d.ranks = &ranks;
     d.why = &why;
     return !trained() || mixp_context_new(&d) || !strstr(why, "MIXPREC_NO_RANKS");
+}
+END
+
+cat >"$tmp/MIXPREC_NO_RECIPES.main" <<'END'
+int main(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    const char *why = "";
+    mixp_autocast region;
+    mixp_recipe recipe;
+    memset(&region, 0, sizeof region);
+    memset(&recipe, 0, sizeof recipe);
+    region.dtype = MIXP_BF16;
+    region.level = 1;
+    region.recipe = &recipe;
+    if (!trained() || mixp_autocast_open_with(ctx, &region) != 0) return 1;
+    recipe.kind = MIXP_RECIPE_MXFP8;
+    return mixp_autocast_open_with(ctx, &region) != -1 || mixp_context_error(ctx, &why) != MIXP_ERR_ARGUMENT ||
+           !strstr(why, "compile without MIXPREC_NO_RECIPES");
 }
 END
 
@@ -110,6 +129,15 @@ each_alone() {
     done
     check '  no code of src/watch is there'                     gone MIXPREC_NO_WATCH watch
 
+    check 'MIXPREC_NO_RECIPES compiles'                         build MIXPREC_NO_RECIPES -DMIXPREC_NO_SIMD
+    check '  a step is as ever, and recipes are refused by name' "$tmp/MIXPREC_NO_RECIPES"
+    for call in 'mixp_autocast_set_recipe(0, 0)' 'mixp_autocast_set_recipes(0, 0, 0)' 'mixp_autocast_recipe_counts(0)' \
+                'mixp_recipe_name(MIXP_RECIPE_MXFP8)' 'mixp_quantise(0, 0, 0)'; do
+        check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_RECIPES "$call"
+    done
+    check '  no code of src/recipes is there'                   gone MIXPREC_NO_RECIPES recipes
+    check '  nor of the kernels'                                no_kernels MIXPREC_NO_RECIPES
+
     check 'MIXPREC_NO_CHECKPOINT compiles'                      build MIXPREC_NO_CHECKPOINT -DMIXPREC_NO_SIMD
     check '  a step is as ever'                                 "$tmp/MIXPREC_NO_CHECKPOINT"
     for call in 'mixp_checkpoint_save(0, 0)' 'mixp_checkpoint_load(0, 0)' 'mixp_checkpoint_load_weights(0, 0, 0)' \
@@ -127,12 +155,12 @@ fi
 together() {
     source_of together
     # shellcheck disable=SC2086
-    $CC -std=c99 -O0 $warn -DMIXPREC_NO_RANKS -DMIXPREC_NO_WATCH -DMIXPREC_NO_CHECKPOINT -DMIXPREC_NO_SIMD -I. -I"$tmp" \
+    $CC -std=c99 -O0 $warn -DMIXPREC_NO_RANKS -DMIXPREC_NO_WATCH -DMIXPREC_NO_CHECKPOINT -DMIXPREC_NO_RECIPES -DMIXPREC_NO_SIMD -I. -I"$tmp" \
         "$tmp/together.c" -lm -o "$tmp/together"
 }
-check 'all three compile'                                   together
+check 'all four compile'                                    together
 check '  a step is as ever'                                 "$tmp/together"
-for room in ranks watch files; do
+for room in ranks watch files recipes; do
     check "  no code of src/$room is there"                 gone together "$room"
 done
 

@@ -156,7 +156,8 @@ else
     check 'MIXPREC_ONLY_FORMATS'                links convert -DMIXPREC_ONLY_FORMATS
     check 'no option'                           links products
     check 'MIXPREC_NO_SIMD'                     links products -DMIXPREC_NO_SIMD
-    check 'MIXPREC_ALL_ISAS and all guests left out' links products -DMIXPREC_ALL_ISAS -DMIXPREC_NO_RANKS -DMIXPREC_NO_WATCH -DMIXPREC_NO_CHECKPOINT
+    check 'MIXPREC_ALL_ISAS and all guests left out' links products -DMIXPREC_ALL_ISAS -DMIXPREC_NO_RANKS -DMIXPREC_NO_WATCH \
+                                                      -DMIXPREC_NO_CHECKPOINT -DMIXPREC_NO_RECIPES
     if $CC -march=native -E - </dev/null >/dev/null 2>&1; then
         check '-march=native'                   links products -march=native
         check '-march=native, MIXPREC_ONLY_FORMATS' links convert -march=native -DMIXPREC_ONLY_FORMATS

@@ -8,7 +8,7 @@
 #   sanitizers threads clang                    other builds of everything
 #   O0 O3 lto trapv char m32 gnu ofast finite   gcc's flags; the last three: only promises that hold
 #   gcc-VERSION clang-VERSION musl tcc mingw clang_cl  other compilers and libraries
-#   no_ranks no_watch no_checkpoint             a room left out, as MIXPREC_NO_RANKS does
+#   no_ranks no_watch no_checkpoint no_recipes  a room left out, as MIXPREC_NO_RANKS does
 #   aarch64 armhf riscv64 ppc64le s390x         other processors, in an emulator
 #   arm amx tiles tiles_all                     instructions that few processors have, emulated
 
@@ -101,6 +101,9 @@ no_watch)
 no_checkpoint)
     tests CC="$CC" CPPFLAGS=-DMIXPREC_NO_CHECKPOINT CFLAGS=-O1 LIGHT=-O0 TESTS="$(set_of \
         mlp scaler step optimizers tensors autocast operators warnings)" ;;
+no_recipes)
+    tests CC="$CC" CPPFLAGS=-DMIXPREC_NO_RECIPES CFLAGS=-O1 LIGHT=-O0 TESTS="$(set_of \
+        scaler step optimizers tensors autocast checkpoint operators guard warnings)" ;;
 ofast)
     tests CC="$CC" CFLAGS='-Ofast -ffast-math' TESTS="$(set_of $bits)" ;;
 gnu)        # gcc's own C joins a product with a sum where it can: the same bits all the same
