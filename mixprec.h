@@ -4369,8 +4369,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A training step's regions of f16 or bf16 stored nothing in that dtype, because their operators
- *   keep the dtype of their f32 inputs, or because no operator ran in them, as behind a semicolon
- *   after MIXP_AUTOCAST(...). The next mixp_step_begin or mixp_eval_begin gives this warning.
+ *   keep the dtype of their f32 inputs. The next mixp_step_begin or mixp_eval_begin gives this
+ *   warning.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
  * - narrow_products is set, but cuBLASLt has no such product: see NARROW PRODUCTS.
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
@@ -4386,8 +4386,9 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   replay does not give this warning.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
- * - max_norm of mixp_clip_grad_norm is 0, or all rates of an optimizer are 0 at its second step.
- * - A trainable parameter has had no gradient before its optimizer's fourth step.
+ * - max_norm of mixp_clip_grad_norm is 0, or all rates of an optimizer are 0 at its step 20.
+ * - A trainable parameter has had no gradient before its optimizer's step 100.
+ * - Each of four training steps in a row has made a scaler or an optimizer.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was ignored.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
@@ -19465,10 +19466,10 @@ typedef struct mixpi_products {
     int narrow;                 /* narrow_products, and the device has them                */
 } mixpi_products;
 
-/* Permanent tensors that every step makes are a mistake. */
+/* Permanent tensors, or scalers and optimizers, that every step makes are a mistake. */
 typedef struct mixpi_made {
-    uint64_t in;                /* generation in which the last permanent tensor was made */
-    int      runs;              /* consecutive generations before it that made tensors     */
+    uint64_t in;                /* generation in which the last one was made              */
+    int      runs;              /* consecutive generations before it that made some        */
 } mixpi_made;
 
 struct mixp_context {
@@ -19486,7 +19487,7 @@ struct mixp_context {
     mixp_tensor    *tensors;    /* permanent tensors, latest first                         */
     mixpi_params    params;
     mixpi_buffers   buffers;
-    mixpi_made      made;
+    mixpi_made      made, owners;   /* permanent tensors; scalers and optimizers           */
     /* the loop */
     mixpi_casting  *casting;    /* state of AUTOCAST, made at its first use                */
     mixpi_low_copies low_copies;
@@ -21166,7 +21167,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->errors.on_warning = d->on_warning;
     ctx->products.narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
     ctx->generation = 1;
-    ctx->made.in = 1;
+    ctx->made.in = ctx->owners.in = 1;
     ctx->memory.allocations = 1;
     ctx->memory.dev.on_device = 1;
     ctx->memory.records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
@@ -21525,8 +21526,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     return t;
 }
 
-/* Reports a loop that makes a permanent tensor, a scaler or an optimizer in every step, before
- * memory runs out. */
+/* Reports a loop that makes a permanent tensor in every step, before memory runs out. */
 static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const char *name) {
     int trained = ctx->generation == ctx->made.in + 1 && ctx->training.updated_in == ctx->made.in;
     int runs = trained ? ctx->made.runs + 1 : 0;
@@ -21535,11 +21535,23 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
     ctx->made.runs = runs;
     if (runs < 3) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-        "%s%s%s%s: four training steps in a row have created a parameter, view, scaler or "
-        "optimizer: "
-        "create each once, before the loop, because a new one starts from nothing, and create "
-        "batches with mixp_input",
-        who, name ? " '" : "", name ? name : "", name ? "'" : "");
+        "%s '%s': four training steps in a row have created one; parameters and views live as long "
+        "as the context: create them once, before the loop, and create batches with mixp_input",
+        who, name ? name : "");
+}
+
+/* Warns of a loop that makes a scaler or an optimizer in every step, before or within the step. */
+static void mixpi_warn_of_made(mixp_context *ctx, const char *who) {
+    mixpi_made *made = &ctx->owners;
+    const int trained = ctx->generation == made->in + 1 && ctx->training.updated_in >= made->in;
+    if (ctx->generation == made->in) return;
+    made->in = ctx->generation;
+    made->runs = trained ? made->runs + 1 : 0;
+    if (made->runs == 3)
+        mixpi_warn(ctx,
+            "%s: four training steps in a row have created a scaler or an optimizer. A new one "
+            "starts from nothing: create each once, before the loop",
+            who);
 }
 
 static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
@@ -22245,7 +22257,7 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
-    mixp_dtype      low;        /* dtype of the step's last region of f16 or bf16          */
+    mixp_dtype      low;        /* dtype of the last of those regions                      */
     const char     *unlowered;  /* name of the last of those operators that kept f32       */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
@@ -22271,13 +22283,7 @@ static void mixpi_casting_turn(mixp_context *ctx) {
             "out the region",
             mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
             c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
-    if (c->low != MIXP_F32 && !c->lowerable && trained)
-        mixpi_warn(ctx,
-            "no operator of a training step ran in its regions of autocast to %s: call the model "
-            "inside. A semicolon after MIXP_AUTOCAST(...) ends the region at once",
-            mixp_dtype_name(c->low));
     c->lowerable = c->lowered = 0;
-    c->low = MIXP_F32;
 }
 
 /* --- regions --------------------------------------------------------------------------- */
@@ -22337,10 +22343,8 @@ static mixp_result mixpi_region_open(
 
     /* Count a region of f16 or bf16 that differs from the region around it. */
     const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
-    if (kind != MIXPI_REGION_IN_WALK && cast.level && low) {
+    if (kind != MIXPI_REGION_IN_WALK && cast.level && low)
         ctx->low_copies.regions += cast.dtype != now.dtype || cast.level != now.level;
-        c->low = cast.dtype;
-    }
 
     /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -22553,6 +22557,7 @@ static void mixpi_count_lowered(
     mixpi_casting *c, mixp_autocast region, const mixp_op *op, const mixp_tensor *out) {
     if (!mixpi_is_low(region.dtype)) return;
     c->lowerable++;
+    c->low = region.dtype;
     if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
     else c->unlowered = op->name;
 }
@@ -23060,11 +23065,6 @@ enum {
     MIXPI_MARK_MIXED,           /* a sum over two scales: no factor makes it true          */
     MIXPI_MARK_LOST             /* scaled by a scaler that was freed                       */
 };
-
-static mixp_result mixpi_report_walked(mixp_context *ctx) {
-    return mixp_context_fail(
-        ctx, MIXP_ERR_ORDER, "mixp_backward: already called on this loss; run forward again");
-}
 
 /* Updates the mark of a gradient to which another gradient was written or added. */
 static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulate) {
@@ -23742,7 +23742,10 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_backward: this step began with mixp_eval_begin; begin steps that train with "
             "mixp_step_begin");
-    return loss->own.walked ? mixpi_report_walked(ctx) : MIXP_OK;
+    if (loss->own.walked)
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER, "mixp_backward: already called on this loss; run forward again");
+    return MIXP_OK;
 }
 
 /* The gradient of the loss with respect to itself, 1, from which the walk starts. */
@@ -29666,7 +29669,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
-    if (mixpi_check_made(ctx, "mixp_scaler_new", NULL) != MIXP_OK) return NULL;
+    mixpi_warn_of_made(ctx, "mixp_scaler_new");
     mixp_scaler *s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
     if (!s) return NULL;
     s->ctx = ctx;
@@ -29868,12 +29871,7 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
     if (!scaler) return mixpi_report_freed_scaler(c->ctx);
-    if (c->out->grad) {
-        /* One walk for a loss, whether it starts from the loss or from the scaled loss. */
-        if (c->in[0]->own.walked) return mixpi_report_walked(c->ctx);
-        c->in[0]->own.walked = c->in[0]->own.generation != 0;
-        mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
-    }
+    if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
@@ -30656,7 +30654,7 @@ static mixp_optimizer *mixpi_do_optimizer_new(mixp_context *ctx, const mixp_opti
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_spike_rule spike = d.spike;
     if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
-    if (mixpi_check_made(ctx, "mixp_optimizer_new", NULL) != MIXP_OK) return NULL;
+    mixpi_warn_of_made(ctx, "mixp_optimizer_new");
     mixp_optimizer *opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
 
@@ -32766,7 +32764,7 @@ static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
     return mixpi_factors_ask(opt, who);
 }
 
-/* Warns, at the second step, if all rates are 0: a rise from 0 is over by then. */
+/* Warns, at step 20, if all rates are 0: a rise from 0 is over by then, with its skipped steps. */
 static void mixpi_warn_of_no_rate(const mixp_optimizer *opt) {
     for (int g = 0; g < opt->plan.n_groups; g++)
         if (opt->plan.groups[g].lr > 0.0) return;
@@ -32775,16 +32773,16 @@ static void mixpi_warn_of_no_rate(const mixp_optimizer *opt) {
         "write 1.0 / 1000, because 1/1000 is 0 in C");
 }
 
-/* Warns, at the fourth step, of a parameter that no walk has reached. */
+/* Warns, at step 100, of a parameter that no walk has reached. */
 static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slot[i];
         if (slot->grad || slot->from || slot->param->own.grad || !slot->param->requires_grad)
             continue;
         mixpi_warn(opt->ctx,
-            "the parameter '%.60s' has had no gradient in the first steps of its optimizer: no "
-            "loss depends on it. Was its variable set to another tensor? Use mixp_write to change "
-            "its values, and freeze what is not used",
+            "the parameter '%.60s' has had no gradient in 99 steps of its optimizer: no loss has "
+            "depended on it so far. Was its variable set to another tensor? Use mixp_write to "
+            "change its values, and freeze what is not used",
             slot->param->name);
     }
 }
@@ -32792,8 +32790,8 @@ static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     MIXPI_TRY(mixpi_need_begin(opt, who));
-    if (opt->stepped == 1) mixpi_warn_of_no_rate(opt);
-    if (opt->stepped == 3) mixpi_warn_of_unreached(opt);
+    if (opt->stepped == 19) mixpi_warn_of_no_rate(opt);
+    if (opt->stepped == 99) mixpi_warn_of_unreached(opt);
 
     /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
     for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {

@@ -37,7 +37,7 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
-    mixp_dtype      low;        /* dtype of the step's last region of f16 or bf16          */
+    mixp_dtype      low;        /* dtype of the last of those regions                      */
     const char     *unlowered;  /* name of the last of those operators that kept f32       */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
@@ -63,13 +63,7 @@ static void mixpi_casting_turn(mixp_context *ctx) {
             "out the region",
             mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
             c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
-    if (c->low != MIXP_F32 && !c->lowerable && trained)
-        mixpi_warn(ctx,
-            "no operator of a training step ran in its regions of autocast to %s: call the model "
-            "inside. A semicolon after MIXP_AUTOCAST(...) ends the region at once",
-            mixp_dtype_name(c->low));
     c->lowerable = c->lowered = 0;
-    c->low = MIXP_F32;
 }
 
 /* --- regions --------------------------------------------------------------------------- */
@@ -129,10 +123,8 @@ static mixp_result mixpi_region_open(
 
     /* Count a region of f16 or bf16 that differs from the region around it. */
     const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
-    if (kind != MIXPI_REGION_IN_WALK && cast.level && low) {
+    if (kind != MIXPI_REGION_IN_WALK && cast.level && low)
         ctx->low_copies.regions += cast.dtype != now.dtype || cast.level != now.level;
-        c->low = cast.dtype;
-    }
 
     /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -345,6 +337,7 @@ static void mixpi_count_lowered(
     mixpi_casting *c, mixp_autocast region, const mixp_op *op, const mixp_tensor *out) {
     if (!mixpi_is_low(region.dtype)) return;
     c->lowerable++;
+    c->low = region.dtype;
     if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
     else c->unlowered = op->name;
 }

@@ -164,7 +164,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
-    if (mixpi_check_made(ctx, "mixp_scaler_new", NULL) != MIXP_OK) return NULL;
+    mixpi_warn_of_made(ctx, "mixp_scaler_new");
     mixp_scaler *s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
     if (!s) return NULL;
     s->ctx = ctx;
@@ -366,12 +366,7 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
     if (!scaler) return mixpi_report_freed_scaler(c->ctx);
-    if (c->out->grad) {
-        /* One walk for a loss, whether it starts from the loss or from the scaled loss. */
-        if (c->in[0]->own.walked) return mixpi_report_walked(c->ctx);
-        c->in[0]->own.walked = c->in[0]->own.generation != 0;
-        mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
-    }
+    if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;

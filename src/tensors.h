@@ -233,8 +233,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A training step's regions of f16 or bf16 stored nothing in that dtype, because their operators
- *   keep the dtype of their f32 inputs, or because no operator ran in them, as behind a semicolon
- *   after MIXP_AUTOCAST(...). The next mixp_step_begin or mixp_eval_begin gives this warning.
+ *   keep the dtype of their f32 inputs. The next mixp_step_begin or mixp_eval_begin gives this
+ *   warning.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
  * - narrow_products is set, but cuBLASLt has no such product: see NARROW PRODUCTS.
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
@@ -250,8 +250,9 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   replay does not give this warning.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
- * - max_norm of mixp_clip_grad_norm is 0, or all rates of an optimizer are 0 at its second step.
- * - A trainable parameter has had no gradient before its optimizer's fourth step.
+ * - max_norm of mixp_clip_grad_norm is 0, or all rates of an optimizer are 0 at its step 20.
+ * - A trainable parameter has had no gradient before its optimizer's step 100.
+ * - Each of four training steps in a row has made a scaler or an optimizer.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was ignored.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.

@@ -96,7 +96,7 @@ static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
     return mixpi_factors_ask(opt, who);
 }
 
-/* Warns, at the second step, if all rates are 0: a rise from 0 is over by then. */
+/* Warns, at step 20, if all rates are 0: a rise from 0 is over by then, with its skipped steps. */
 static void mixpi_warn_of_no_rate(const mixp_optimizer *opt) {
     for (int g = 0; g < opt->plan.n_groups; g++)
         if (opt->plan.groups[g].lr > 0.0) return;
@@ -105,16 +105,16 @@ static void mixpi_warn_of_no_rate(const mixp_optimizer *opt) {
         "write 1.0 / 1000, because 1/1000 is 0 in C");
 }
 
-/* Warns, at the fourth step, of a parameter that no walk has reached. */
+/* Warns, at step 100, of a parameter that no walk has reached. */
 static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slot[i];
         if (slot->grad || slot->from || slot->param->own.grad || !slot->param->requires_grad)
             continue;
         mixpi_warn(opt->ctx,
-            "the parameter '%.60s' has had no gradient in the first steps of its optimizer: no "
-            "loss depends on it. Was its variable set to another tensor? Use mixp_write to change "
-            "its values, and freeze what is not used",
+            "the parameter '%.60s' has had no gradient in 99 steps of its optimizer: no loss has "
+            "depended on it so far. Was its variable set to another tensor? Use mixp_write to "
+            "change its values, and freeze what is not used",
             slot->param->name);
     }
 }
@@ -122,8 +122,8 @@ static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     MIXPI_TRY(mixpi_need_begin(opt, who));
-    if (opt->stepped == 1) mixpi_warn_of_no_rate(opt);
-    if (opt->stepped == 3) mixpi_warn_of_unreached(opt);
+    if (opt->stepped == 19) mixpi_warn_of_no_rate(opt);
+    if (opt->stepped == 99) mixpi_warn_of_unreached(opt);
 
     /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
     for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {

@@ -74,7 +74,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->errors.on_warning = d->on_warning;
     ctx->products.narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
     ctx->generation = 1;
-    ctx->made.in = 1;
+    ctx->made.in = ctx->owners.in = 1;
     ctx->memory.allocations = 1;
     ctx->memory.dev.on_device = 1;
     ctx->memory.records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;

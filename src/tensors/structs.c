@@ -182,10 +182,10 @@ typedef struct mixpi_products {
     int narrow;                 /* narrow_products, and the device has them                */
 } mixpi_products;
 
-/* Permanent tensors that every step makes are a mistake. */
+/* Permanent tensors, or scalers and optimizers, that every step makes are a mistake. */
 typedef struct mixpi_made {
-    uint64_t in;                /* generation in which the last permanent tensor was made */
-    int      runs;              /* consecutive generations before it that made tensors     */
+    uint64_t in;                /* generation in which the last one was made              */
+    int      runs;              /* consecutive generations before it that made some        */
 } mixpi_made;
 
 struct mixp_context {
@@ -203,7 +203,7 @@ struct mixp_context {
     mixp_tensor    *tensors;    /* permanent tensors, latest first                         */
     mixpi_params    params;
     mixpi_buffers   buffers;
-    mixpi_made      made;
+    mixpi_made      made, owners;   /* permanent tensors; scalers and optimizers           */
     /* the loop */
     mixpi_casting  *casting;    /* state of AUTOCAST, made at its first use                */
     mixpi_low_copies low_copies;

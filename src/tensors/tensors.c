@@ -128,8 +128,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     return t;
 }
 
-/* Reports a loop that makes a permanent tensor, a scaler or an optimizer in every step, before
- * memory runs out. */
+/* Reports a loop that makes a permanent tensor in every step, before memory runs out. */
 static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const char *name) {
     int trained = ctx->generation == ctx->made.in + 1 && ctx->training.updated_in == ctx->made.in;
     int runs = trained ? ctx->made.runs + 1 : 0;
@@ -138,11 +137,23 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
     ctx->made.runs = runs;
     if (runs < 3) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-        "%s%s%s%s: four training steps in a row have created a parameter, view, scaler or "
-        "optimizer: "
-        "create each once, before the loop, because a new one starts from nothing, and create "
-        "batches with mixp_input",
-        who, name ? " '" : "", name ? name : "", name ? "'" : "");
+        "%s '%s': four training steps in a row have created one; parameters and views live as long "
+        "as the context: create them once, before the loop, and create batches with mixp_input",
+        who, name ? name : "");
+}
+
+/* Warns of a loop that makes a scaler or an optimizer in every step, before or within the step. */
+static void mixpi_warn_of_made(mixp_context *ctx, const char *who) {
+    mixpi_made *made = &ctx->owners;
+    const int trained = ctx->generation == made->in + 1 && ctx->training.updated_in >= made->in;
+    if (ctx->generation == made->in) return;
+    made->in = ctx->generation;
+    made->runs = trained ? made->runs + 1 : 0;
+    if (made->runs == 3)
+        mixpi_warn(ctx,
+            "%s: four training steps in a row have created a scaler or an optimizer. A new one "
+            "starts from nothing: create each once, before the loop",
+            who);
 }
 
 static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {

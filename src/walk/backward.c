@@ -32,7 +32,10 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_backward: this step began with mixp_eval_begin; begin steps that train with "
             "mixp_step_begin");
-    return loss->own.walked ? mixpi_report_walked(ctx) : MIXP_OK;
+    if (loss->own.walked)
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER, "mixp_backward: already called on this loss; run forward again");
+    return MIXP_OK;
 }
 
 /* The gradient of the loss with respect to itself, 1, from which the walk starts. */

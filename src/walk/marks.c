@@ -15,11 +15,6 @@ enum {
     MIXPI_MARK_LOST             /* scaled by a scaler that was freed                       */
 };
 
-static mixp_result mixpi_report_walked(mixp_context *ctx) {
-    return mixp_context_fail(
-        ctx, MIXP_ERR_ORDER, "mixp_backward: already called on this loss; run forward again");
-}
-
 /* Updates the mark of a gradient to which another gradient was written or added. */
 static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulate) {
     int same = to->kind == from->kind && to->by == from->by && to->at == from->at;

@@ -629,44 +629,31 @@ static void state_of_another_kind(model *m) {
     remove(saved_path());
 }
 
-/* One and the same loss, by each pair of ways to walk it back. */
-static void loss_by_itself_then_scaled(model *m) {
-    mixp_tensor *loss = loss_of(m);
-    mixp_backward(m->ctx, loss);
-    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
-}
-static void loss_scaled_then_by_itself(model *m) {
-    mixp_tensor *loss = loss_of(m);
-    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
-    mixp_backward(m->ctx, loss);
-}
-static void loss_scaled_for_each_walk(model *m) {
-    mixp_tensor *loss = loss_of(m);
-    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
-    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
-}
 /* Steps that make what is to be made once. */
-static void made_in_the_loop(model *m, int scaler, int optimizer, int freed) {
+static void made_in_the_loop(model *m, int scaler, int optimizer, int freed, int before) {
     for (int i = 0; i < 6; i++) {
         mixp_optimizer *old = m->opt;
         mixp_scaler *last = m->scaler;
-        mixp_step_begin(m->ctx);
+        if (!before) mixp_step_begin(m->ctx);
         if (optimizer && freed) mixp_optimizer_free(old);
         if (scaler && freed) mixp_scaler_free(last);
         if (scaler) m->scaler = mixp_scaler_new(m->ctx, NULL);
         if (optimizer) m->opt = mixp_optimizer_new(m->ctx, NULL);
         if (optimizer) mixp_optimizer_add(m->opt, m->w, NULL);
         if (optimizer) mixp_optimizer_add(m->opt, m->b, NULL);
+        if (before) mixp_step_begin(m->ctx);
         mixp_zero_grad(m->opt);
         backward(m);
         step(m);
     }
 }
-static void scaler_in_every_step(model *m) { made_in_the_loop(m, 1, 0, 0); }
-static void scaler_freed_in_every_step(model *m) { made_in_the_loop(m, 1, 0, 1); }
-static void optimizer_in_every_step(model *m) { made_in_the_loop(m, 0, 1, 0); }
-static void optimizer_freed_in_every_step(model *m) { made_in_the_loop(m, 0, 1, 1); }
-static void both_in_every_step(model *m) { made_in_the_loop(m, 1, 1, 1); }
+static void scaler_in_every_step(model *m) { made_in_the_loop(m, 1, 0, 0, 0); }
+static void scaler_freed_in_every_step(model *m) { made_in_the_loop(m, 1, 0, 1, 0); }
+static void optimizer_in_every_step(model *m) { made_in_the_loop(m, 0, 1, 0, 0); }
+static void optimizer_freed_in_every_step(model *m) { made_in_the_loop(m, 0, 1, 1, 0); }
+static void both_in_every_step(model *m) { made_in_the_loop(m, 1, 1, 1, 0); }
+static void scaler_before_every_step(model *m) { made_in_the_loop(m, 1, 0, 0, 1); }
+static void both_before_every_step(model *m) { made_in_the_loop(m, 1, 1, 1, 1); }
 
 typedef struct mistake {
     const char *name;
@@ -789,21 +776,13 @@ static const mistake mistakes[] = {
     MISTAKE(filled_beyond_f16, ARGUMENT, "beyond the range of f16"),
     MISTAKE(unscaled_after_each_batch, ORDER, "after the last mixp_backward of the step"),
     MISTAKE(block_that_begins_a_step, ORDER, "the block called mixp_step_begin"),
-    MISTAKE(state_of_another_kind, SHAPE, "mixp_checkpoint_load_weights"),
-    MISTAKE(loss_by_itself_then_scaled, ORDER, "already called on this loss"),
-    MISTAKE(loss_scaled_then_by_itself, ORDER, "already called on this loss"),
-    MISTAKE(loss_scaled_for_each_walk, ORDER, "already called on this loss"),
-    MISTAKE(scaler_in_every_step, ORDER, "mixp_scaler_new: four training steps"),
-    MISTAKE(scaler_freed_in_every_step, ORDER, "once, before the loop"),
-    MISTAKE(optimizer_in_every_step, ORDER, "mixp_optimizer_new: four training steps"),
-    MISTAKE(optimizer_freed_in_every_step, ORDER, "starts from nothing"),
-    MISTAKE(both_in_every_step, ORDER, "once, before the loop")
+    MISTAKE(state_of_another_kind, SHAPE, "mixp_checkpoint_load_weights")
 };
 
 /* Each in a context of its own; and the error callback hears what the context keeps. */
 static void test_told(void) {
     const size_t n = sizeof mistakes / sizeof mistakes[0];
-    CHECK(n >= 112);
+    CHECK(n >= 104);
     for (size_t i = 0; i < n; i++) {
         model m = model_open();
         const char *text = "";
@@ -979,17 +958,17 @@ static void looped(model *m, loop l) {
 }
 static const loop sound = { 6, 2, 0.01f, 0.0f, 1.0f, 0, 0, 0, 0 };
 #define LOOPED(name, change) static void name(model *m) { loop l = sound; change; looped(m, l); }
-LOOPED(loop_that_is_sound, l.clips = 1)
+LOOPED(loop_that_is_sound, l.clips = 1; l.steps = 100)
 LOOPED(loop_beside_its_region, l.regions = 1)
 LOOPED(loop_without_a_region, l.regions = 0)
-LOOPED(rate_of_integers, l.lr = 1 / 1000)
-LOOPED(rate_of_integers_without_a_scaler, l.lr = 1 / 1000; l.unscaled = 1; l.regions = 0)
-LOOPED(rate_that_rises_from_0, l.lr = 0.0f; l.late_lr = 0.1f)
+LOOPED(rate_of_integers, l.lr = 1 / 1000; l.steps = 20)
+LOOPED(rate_of_integers_without_a_scaler, l.lr = 1 / 1000; l.steps = 20; l.unscaled = 1; l.regions = 0)
+LOOPED(rate_that_rises_from_0, l.lr = 0.0f; l.late_lr = 0.1f; l.steps = 20)
 LOOPED(clip_of_integers, l.clips = 1; l.clip = 1 / 2)
 LOOPED(clip_that_measures, l.clips = 1; l.clip = HUGE_VALF)
-LOOPED(weight_overwritten, l.overwritten = 1)
-LOOPED(weight_overwritten_without_a_scaler, l.overwritten = l.unscaled = 1; l.regions = 0)
-LOOPED(weight_that_is_frozen, l.frozen = 1)
+LOOPED(weight_overwritten, l.overwritten = 1; l.steps = 100)
+LOOPED(weight_overwritten_without_a_scaler, l.overwritten = l.unscaled = 1; l.steps = 100; l.regions = 0)
+LOOPED(weight_that_is_frozen, l.frozen = 1; l.steps = 100)
 
 typedef struct suspicion {
     const char *name;
@@ -1038,7 +1017,14 @@ static const suspicion suspicions[] = {
     { "entropy_of_transposed_softmax", entropy_of_transposed_softmax, "computes the softmax itself" },
     { "entropy_of_reshaped_logits", entropy_of_reshaped_logits, NULL },
     { "loop_that_is_sound", loop_that_is_sound, NULL },
-    { "loop_beside_its_region", loop_beside_its_region, "A semicolon after MIXP_AUTOCAST" },
+    { "loop_beside_its_region", loop_beside_its_region, NULL },
+    { "scaler_in_every_step", scaler_in_every_step, "mixp_scaler_new: four training steps" },
+    { "scaler_freed_in_every_step", scaler_freed_in_every_step, "once, before the loop" },
+    { "optimizer_in_every_step", optimizer_in_every_step, "mixp_optimizer_new: four training steps" },
+    { "optimizer_freed_in_every_step", optimizer_freed_in_every_step, "starts from nothing" },
+    { "both_in_every_step", both_in_every_step, "once, before the loop" },
+    { "scaler_before_every_step", scaler_before_every_step, "once, before the loop" },
+    { "both_before_every_step", both_before_every_step, "once, before the loop" },
     { "loop_without_a_region", loop_without_a_region, NULL },
     { "rate_of_integers", rate_of_integers, "1/1000 is 0 in C" },
     { "rate_of_integers_without_a_scaler", rate_of_integers_without_a_scaler, "1/1000 is 0 in C" },
