@@ -427,6 +427,8 @@ static void memory(void) {
  * operators, casts and dropout do not count, and the next linear draws other numbers. */
 static void random_rounding(void) {
     static values third;
+    fill(ws, OUT * IN, 1);
+    fill(xs, ROWS * IN, 3);
     for (int more = 0; more < 2; more++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *x, *x2;
