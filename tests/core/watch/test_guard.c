@@ -1064,7 +1064,7 @@ static void test_growing_logits(void) {
         if (!(off <= worst)) worst = off;
     }
     show(low.ctx);
-    for (int i = 0; mixp_site(low.ctx, i, &s); i++)         /* nobody casts it back */
+    for (int i = 0; mixp_site(low.ctx, i, &s); i++)         /* no operator casts the result back */
         CHECK(strcmp(s.op, "cast") != 0 || !strstr(s.name, "qkv"));
     s = site_named(low.ctx, "h.1.attn.qkv.w: linear");
     CHECK(s.value.largest > 65504.0f);
