@@ -19502,7 +19502,9 @@ struct mixp_context {
     const mixpi_watcher *watcher;   /* functions of the guard; NULL: this build has none   */
     mixpi_watch    *watch;      /* state of the guard; NULL: no guard was ever started     */
     const mixpi_crew *crew;     /* functions of the ranks; NULL: the context has no ranks  */
-    mixp_ranks_desc ranks;      /* set if crew is                                          */
+    mixp_ranks_desc *ranks;     /* their description, behind the context; zeros without ranks */
+    int             place, world;   /* this rank, from 0, and the number of ranks, if crew is set */
+    int             sharded;    /* 1: optimizers' states are sharded over the ranks         */
     mixpi_exchange *exchange;   /* exchange of gradients between the ranks, made at its first use */
     int             busy;       /* 1: the other ranks know that this rank works without them */
 };
@@ -20697,11 +20699,11 @@ static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who) {
 
 /* Parts of a batch that one step processes, one for each rank. */
 static uint64_t mixpi_world(const mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u;
+    return mixpi_crew_of(ctx) ? (uint64_t)ctx->world : 1u;
 }
 
 /* This context's place among these parts, from 0. */
-static int mixpi_place(const mixp_context *ctx) { return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
+static int mixpi_place(const mixp_context *ctx) { return mixpi_crew_of(ctx) ? ctx->place : 0; }
 
 /* Key of this step's random numbers. Each rank has its own key, for its part of the batch. */
 static uint64_t mixpi_random_step(const mixp_context *ctx) {
@@ -20709,9 +20711,7 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
 }
 
 /* Are the optimizers' states sharded over the ranks? */
-static int mixpi_is_sharded(const mixp_context *ctx) {
-    return mixpi_crew_of(ctx) && ctx->ranks.shard && ctx->ranks.size > 1;
-}
+static int mixpi_is_sharded(const mixp_context *ctx) { return mixpi_crew_of(ctx) && ctx->sharded; }
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
 static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
@@ -21150,16 +21150,19 @@ static const mixp_device *mixpi_device_of(const mixp_context_desc *d) {
     return d->portable_bits ? mixpi_cpu_portable() : mixp_cpu();
 }
 
-/* Returns NULL on failure, with the reason in *wrong. */
-static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
-    mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
+/* Makes a context with room behind it for the description of ranks, `ranks` bytes. Returns NULL on
+ * failure, with the reason in *wrong. */
+static mixp_context *mixpi_context_make(
+    const mixp_context_desc *d, size_t ranks, const char **wrong) {
+    mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx + ranks, d->user);
     if (!ctx) {
         *wrong = d->memory ? "memory_bytes is too small"
                            : "out of memory: the allocator returned NULL for the context";
         return NULL;
     }
 
-    memset(ctx, 0, sizeof *ctx);
+    memset((void *)ctx, 0, sizeof *ctx + ranks);
+    ctx->ranks = (mixp_ranks_desc *)(void *)(ctx + 1);
     ctx->device = mixpi_device_of(d);
     ctx->seed = d->seed;
     ctx->walk.f32_gradients = d->f32_gradients;
@@ -22145,7 +22148,7 @@ struct mixpi_quantiser {
     /* autocast */
     const char *(*refuses)(mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r,
                            mixp_result *code);
-    void        (*opens)(mixp_context *ctx, mixp_autocast *region, int number, int no_grad);
+    const mixp_recipe *(*opens)(mixp_context *ctx, const mixp_recipe *r, int number, int no_grad);
     /* linear layers: call->attrs is a mixpi_product */
     int         (*leaves)(mixp_context *ctx, mixp_tensor *up, mixp_tensor *down);
     mixp_result (*decide)(struct mixp_call *c);
@@ -22192,11 +22195,11 @@ static const char *mixpi_quantiser_refuses(
     return "this build has no recipes: compile without MIXPREC_NO_RECIPES";
 }
 
-/* Gives the region `number`, which is about to open, a copy of its recipe. */
-static void mixpi_quantiser_opens(
-    mixp_context *ctx, mixp_autocast *region, int number, int no_grad) {
-    if (mixpi_quantiser_of(ctx)) ctx->quantiser->opens(ctx, region, number, no_grad);
-    else region->recipe = NULL;
+/* Copies the recipe r of the region `number`, which is about to open. Returns the copy; NULL: the
+ * region has no recipe. */
+static const mixp_recipe *mixpi_quantiser_opens(
+    mixp_context *ctx, const mixp_recipe *r, int number, int no_grad) {
+    return mixpi_quantiser_of(ctx) ? ctx->quantiser->opens(ctx, r, number, no_grad) : NULL;
 }
 
 /* Do recipes leave two linear layers with these weights in bf16? Counts them if so. */
@@ -22353,7 +22356,8 @@ static mixp_result mixpi_region_open(
         region->cast = wrong ? now : cast;
         region->kind = kind;
         region->no_grad = no_grad || mixpi_is_no_grad(ctx);
-        mixpi_quantiser_opens(ctx, &region->cast, c->n_regions, region->no_grad);
+        region->cast.recipe =
+            mixpi_quantiser_opens(ctx, region->cast.recipe, c->n_regions, region->no_grad);
     }
     /* on_error may close regions, so it is called last. */
     if (!wrong || kind == MIXPI_REGION_IN_BLOCK) c->n_regions++;
@@ -22491,17 +22495,6 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
-
-/* Is it the tape's own cast operator, which operators/cast.c defines? */
-static int mixpi_is_cast(const mixp_op *op);
-
-/* A cast keeps its class, whatever class the user set: the other classes cast inputs by it. */
-static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
-    const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
-    for (int i = 0; c && i < c->n_overrides; i++)
-        if (c->overrides[i].op == op) return c->overrides[i].cls;
-    return op->cls;
-}
 
 MIXPREC_API mixp_result mixp_autocast_override(
     mixp_context *ctx, const mixp_op *op, mixp_op_class cls) {
@@ -22687,6 +22680,17 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
 /* Does a gradient flow to t? */
 static int mixpi_wants_grad(const mixp_tensor *t) {
     return t && (t->requires_grad || t->own.from_tape);
+}
+
+/* Is it the tape's own cast operator, which operators/cast.c defines? */
+static int mixpi_is_cast(const mixp_op *op);
+
+/* A cast keeps its class, whatever class the user set: the other classes cast inputs by it. */
+static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
+    const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
+    for (int i = 0; c && i < c->n_overrides; i++)
+        if (c->overrides[i].op == op) return c->overrides[i].cls;
+    return op->cls;
 }
 
 enum { MIXPI_QUOTED = 96 };     /* characters for a quoted name in a message */
@@ -36618,25 +36622,25 @@ static const mixp_recipe *mixpi_region_delayed(const mixp_context *ctx, const mi
     return NULL;
 }
 
-/* Gives a region its own copy of its recipe. */
-static void mixpi_region_recipe(mixp_context *ctx, mixp_autocast *region, int number) {
+/* Copies the recipe of a region. Returns the copy; NULL: the region has none. */
+static const mixp_recipe *mixpi_region_recipe(mixp_context *ctx, const mixp_recipe *r, int number) {
     mixpi_recipes *s = ctx->recipes;
-    const mixp_recipe *r = region->recipe;
-    if (mixpi_recipe_is_rules(ctx, r)) return;
-    region->recipe = NULL;
-    if (!r || r->kind == MIXP_RECIPE_NONE) return;
+    if (mixpi_recipe_is_rules(ctx, r)) return r;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     s->of_region[number] = *r;
-    region->recipe = &s->of_region[number];
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) s->delayed = *r;
+    return &s->of_region[number];
 }
 
 /* Opens a region with its recipe, and notes the recipe of delayed scaling if it may train. */
-static void mixpi_recipe_open(mixp_context *ctx, mixp_autocast *region, int number, int no_grad) {
-    mixpi_region_recipe(ctx, region, number);
-    const mixp_recipe *delayed = mixpi_region_delayed(ctx, region->recipe);
-    if (!delayed || ctx->evaluates || no_grad) return;
+static const mixp_recipe *mixpi_recipe_open(
+    mixp_context *ctx, const mixp_recipe *r, int number, int no_grad) {
+    const mixp_recipe *copy = mixpi_region_recipe(ctx, r, number);
+    const mixp_recipe *delayed = mixpi_region_delayed(ctx, copy);
+    if (!delayed || ctx->evaluates || no_grad) return copy;
     ctx->recipes->opened = *delayed;
     ctx->recipes->opened_in = ctx->generation;
+    return copy;
 }
 
 /* Before a walk back: a rank whose step has met no linear under delayed scaling uses the region's
@@ -41437,7 +41441,7 @@ static const mixpi_watcher mixpi_watch_door = {
 
 /* Does each rank get only the sums of its own pieces? */
 static int mixpi_is_scattered(const mixp_context *ctx) {
-    return ctx->ranks.scatter && mixpi_is_sharded(ctx);
+    return ctx->ranks->scatter && mixpi_is_sharded(ctx);
 }
 
 /* Elements in a rank's piece of a divided tensor; the last pieces may have fewer. */
@@ -41449,7 +41453,7 @@ static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
 /* Tells the other ranks not to wait for this rank. */
 MIXPI_SELDOM
 static void mixpi_ranks_end(mixp_context *ctx, const char *why) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     if (k->size > 1 && k->stop) k->stop(k->user, why);
 }
 
@@ -41465,15 +41469,15 @@ static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
 /* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
 static mixp_result mixpi_ranks_report(mixp_context *ctx, const char *what, const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(
-        ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank, ctx->ranks.size, what, why);
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks->rank,
+        ctx->ranks->size, what, why);
     return mixpi_crew_stop(ctx, MIXP_ERR_RANKS);
 }
 
 /* Runs a hook. Does nothing with a single rank. */
 static MIXPI_APART mixp_result mixpi_ranks_run(
     mixp_context *ctx, const char *what, mixp_ranks_hook hook, mixp_out data, int64_t count) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     volatile char here = 0;
     const char *why;
     int before;
@@ -41488,7 +41492,7 @@ static MIXPI_APART mixp_result mixpi_ranks_run(
 /* Tells the hooks that a captured step was started again. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     if (k->size < 2 || !k->replayed) return MIXP_OK;
     return mixpi_ranks_report(ctx, "mixp_replay", k->replayed(k->user, ctx->exec.stream));
 }
@@ -41497,14 +41501,14 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
     MIXPI_TRY(mixpi_check_whole(t, "mixp_ranks_sum"));
     MIXPI_TRY(mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_sum")));
     return mixpi_ranks_run(
-        t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum, mixpi_out_to(t->data, t->dtype, 0), t->count);
+        t->ctx, "mixp_ranks_sum", t->ctx->ranks->sum, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
     MIXPI_TRY(mixpi_check_whole(t, "mixp_ranks_max"));
     MIXPI_TRY(mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_max")));
     return mixpi_ranks_run(
-        t->ctx, "mixp_ranks_max", t->ctx->ranks.max, mixpi_out_to(t->data, t->dtype, 0), t->count);
+        t->ctx, "mixp_ranks_max", t->ctx->ranks->max, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 /* Returns what the other ranks knew before. */
@@ -41512,7 +41516,7 @@ static int mixpi_ranks_set_busy(mixp_context *ctx, int on) {
     const int before = ctx->busy;
     if (on == before) return before;
     ctx->busy = on;
-    if (ctx->ranks.size > 1 && ctx->ranks.busy) ctx->ranks.busy(ctx->ranks.user, on);
+    if (ctx->ranks->size > 1 && ctx->ranks->busy) ctx->ranks->busy(ctx->ranks->user, on);
     return before;
 }
 
@@ -41535,7 +41539,7 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
     if (apart) r = mixpi_upload(ctx, shared, table, bytes);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(
-            ctx, "the sum of a table", ctx->ranks.sum, mixpi_out_to(shared, MIXP_F64, 0), n);
+            ctx, "the sum of a table", ctx->ranks->sum, mixpi_out_to(shared, MIXP_F64, 0), n);
     if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
     return r;
 }
@@ -41611,13 +41615,13 @@ struct mixpi_exchange {
 
 /* The exchange of ctx, made at its first use. Returns NULL with the error set. */
 static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
-    float parts = (float)ctx->ranks.parts;
+    float parts = (float)ctx->ranks->parts;
     mixpi_exchange *d = ctx->exchange;
     if (d) return d;
     d = (mixpi_exchange *)mixpi_host_alloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->parts = (float *)mixpi_device_alloc(ctx, sizeof parts);
-    d->numbers = (double *)mixpi_host_alloc(ctx, (size_t)ctx->ranks.size * sizeof *d->numbers);
+    d->numbers = (double *)mixpi_host_alloc(ctx, (size_t)ctx->ranks->size * sizeof *d->numbers);
     if (!d->parts || !d->numbers || mixpi_upload(ctx, d->parts, &parts, sizeof parts) != MIXP_OK)
         return NULL;
     ctx->exchange = d;
@@ -41627,7 +41631,7 @@ static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!ctx->ranks.size) return MIXP_OK;
+    if (!ctx->ranks->size) return MIXP_OK;
     if (!mixpi_exchange_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->exchange->hold = on != 0;
     return MIXP_OK;
@@ -41646,13 +41650,13 @@ static void mixpi_exchange_forget(mixp_context *ctx) {
 /* data *= 1/parts; n elements. */
 static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
     const mixp_unary_args k = mixpi_unary_of(MIXP_UNARY_SCALE,
-        mixpi_scaler_inverse((float)ctx->ranks.parts), mixpi_in(data.data, data.dtype), data, n);
+        mixpi_scaler_inverse((float)ctx->ranks->parts), mixpi_in(data.data, data.dtype), data, n);
     return ctx->device->kernels->unary(&ctx->exec, &k);
 }
 
 /* Waits until everything that grad_ready started has arrived. */
 static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     volatile char here = 0;
     const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
     const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
@@ -41760,14 +41764,14 @@ static size_t mixpi_leaf_arena_bytes(const mixp_context *ctx, const mixpi_leaf *
 /* Elements of a rank's piece; 0 for a small tensor: its own message would cost more than it
  * saves. */
 static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
-    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
+    const size_t least = (size_t)ctx->ranks->bucket_bytes / 100;
     if (!mixpi_is_scattered(ctx) || !t->own.ranks.divided || mixpi_bytes(t) < least) return 0;
     return mixpi_piece_size(ctx, t->count);
 }
 
 /* Does leaf l begin a new bucket? bytes: size of the current bucket. */
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l, size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each || l[-1].each ||
+    return !bytes || bytes >= (size_t)ctx->ranks->bucket_bytes || l->each || l[-1].each ||
            mixpi_grad_dtype(l[-1].tensor) != mixpi_grad_dtype(l->tensor);
 }
 
@@ -41817,7 +41821,7 @@ static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
 
 /* Bytes for the sum of b if its dtype differs from the gradients' dtype; otherwise 0. */
 static size_t mixpi_stage_bytes(const mixp_context *ctx, const mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     const int is_low = b->grads.dtype != MIXP_F32;
     if (b->grads.dtype == k->wire || (is_low && k->low_sums)) return 0;
     if (k->size == 1 && !k->apart) return 0;
@@ -41830,7 +41834,7 @@ static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
     const size_t bytes = b->each ? 0 : mixpi_stage_bytes(ctx, b);
     if (!bytes) return MIXP_OK;
     void *stage = mixpi_device_alloc(ctx, bytes);
-    b->wire = mixpi_out_to(stage, ctx->ranks.wire, 0);
+    b->wire = mixpi_out_to(stage, ctx->ranks->wire, 0);
     return stage ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
@@ -41962,7 +41966,7 @@ static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, double *row) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
 
     /* Must be alike, in the order of mixpi_start_name. */
     row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 + MIXPREC_VERSION_PATCH;
@@ -42021,8 +42025,8 @@ static int mixpi_rows_differ(const double *table, int size, int64_t words, int64
 static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
     const double *bits = table + MIXPI_START_BITS;
     int first = 0, other;
-    while (first < ctx->ranks.size && !mixpi_whole_of(bits[first * MIXPI_START_WORDS])) first++;
-    for (other = first + 1; other < ctx->ranks.size; other++) {
+    while (first < ctx->ranks->size && !mixpi_whole_of(bits[first * MIXPI_START_WORDS])) first++;
+    for (other = first + 1; other < ctx->ranks->size; other++) {
         const int64_t here = mixpi_whole_of(bits[first * MIXPI_START_WORDS]);
         const int64_t there = mixpi_whole_of(bits[other * MIXPI_START_WORDS]);
         if (!there || there == here || there >= MIXPI_BITS_COUNT || here >= MIXPI_BITS_COUNT)
@@ -42037,7 +42041,7 @@ static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
 }
 
 static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     int64_t word;
     int other;
     mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
@@ -42069,7 +42073,7 @@ static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, con
 /* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
 static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
     double *table, int64_t at, int other) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
     uint64_t hash;
@@ -42094,7 +42098,7 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
 /* Compares shapes, dtypes, names and values of n tensors. */
 static mixp_result mixpi_tables_compare(
     mixp_context *ctx, const mixp_tensor **all, int64_t n, const char *what, double *table) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     double *row = table + (int64_t)k->rank * n;
     char text[MIXPI_LEAF_TEXT];
     mixp_result r = MIXP_OK;
@@ -42121,7 +42125,7 @@ static mixp_result mixpi_tables_compare(
 static mixp_result mixpi_tensors_compare(
     mixp_context *ctx, const mixp_tensor **all, int64_t n, const char *what) {
     const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
-    const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
+    const size_t bytes = (size_t)ctx->ranks->size * words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
     mixp_result r;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
@@ -42144,7 +42148,7 @@ static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d
 
 /* Compares settings, and the number and order of the new leaves, before they get their places. */
 static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
-    const size_t bytes = (size_t)ctx->ranks.size * MIXPI_START_WORDS * sizeof(double);
+    const size_t bytes = (size_t)ctx->ranks->size * MIXPI_START_WORDS * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
@@ -42157,7 +42161,7 @@ static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
 
 /* In: n bits of this rank, one byte each. Out: the bits set on any rank. */
 static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64_t n) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     const int64_t words = mixpi_ceil_div(n, 48);
     const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
@@ -42176,13 +42180,13 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
 /* Do the ranks compare, before each walk, which leaves they met? Waits for the device. The answer
  * is the same on all ranks, also if some have a GPU and others do not. */
 static int mixpi_walks_agree(const mixp_context *ctx) {
-    if (ctx->ranks.size < 2 || ctx->capture.active) return 0;
-    return !ctx->exchange->is_apart || ctx->ranks.unused;
+    if (ctx->ranks->size < 2 || ctx->capture.active) return 0;
+    return !ctx->exchange->is_apart || ctx->ranks->unused;
 }
 
 /* Shares one number of each rank. *alike: all are equal. *any: at least one is above 0. */
 static mixp_result mixpi_number_share(mixp_context *ctx, double x, int *alike, int *any) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     double *table = ctx->exchange->numbers;
     int64_t word;
     int rank;
@@ -42250,7 +42254,7 @@ static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
 /* After the sum of b has arrived: converts and divides what was deferred. Of a divided gradient,
  * keeps this rank's piece; its buffer then holds nothing. */
 static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d, mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     const int64_t n = b->each ? b->each : b->count;
     const mixp_out sum = mixpi_out_at(b->wire, b->each * k->rank);
     const mixp_out to =
@@ -42309,7 +42313,7 @@ static size_t mixpi_buffers_flying(const mixpi_exchange *d) {
 
 /* Waits for all sums in flight, and keeps this rank's pieces: their buffers become free. */
 static mixp_result mixpi_buffers_land(mixp_context *ctx, mixpi_exchange *d) {
-    mixp_result r = ctx->ranks.scatter_ready ? mixpi_ranks_await(ctx) : MIXP_OK;
+    mixp_result r = ctx->ranks->scatter_ready ? mixpi_ranks_await(ctx) : MIXP_OK;
     for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++)
         if (d->buckets[i].flying) r = mixpi_bucket_land(ctx, d, &d->buckets[i]);
     return r;
@@ -42326,7 +42330,7 @@ static mixp_result mixpi_buffer_enter(
     if (b->buffer == w) return MIXP_OK;
     b->buffer = w;
     b->grads = mixpi_out_to(w->data, b->grads.dtype, 0);
-    b->wire = staged ? mixpi_out_to(stage, ctx->ranks.wire, 0) : b->grads;
+    b->wire = staged ? mixpi_out_to(stage, ctx->ranks->wire, 0) : b->grads;
     l->tensor->own.grad->data = w->data;
     mixpi_leaf_row(l, &row);
     return mixpi_upload(ctx, d->rows + b->first, &row, sizeof row);
@@ -42336,7 +42340,7 @@ static mixp_result mixpi_buffer_enter(
  * flight: to stay within this limit, the rank waits for the sums. Without scatter_ready each sum
  * has arrived when its hook returns. */
 static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
-    const size_t most = ctx->ranks.scatter_ready ? 2 * (size_t)ctx->ranks.bucket_bytes : 0;
+    const size_t most = ctx->ranks->scatter_ready ? 2 * (size_t)ctx->ranks->bucket_bytes : 0;
     const size_t bytes = mixpi_round_up(mixpi_leaf_bytes(ctx, &d->leaves[b->first])) +
                          mixpi_round_up(mixpi_stage_bytes(ctx, b));
     mixpi_buffer *w = mixpi_buffer_find(d, b, bytes);
@@ -42396,7 +42400,7 @@ static mixp_result mixpi_newcomers_any(mixp_context *ctx, int here, int *any) {
 
 /* Places the new leaves, which start at number `from`. */
 static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
-    const int many = ctx->ranks.size > 1;
+    const int many = ctx->ranks->size > 1;
     mixp_result r = many ? mixpi_newcomers_agree(ctx, d, from) : MIXP_OK;
     if (r != MIXP_OK || d->n_leaves == from) return r;
     r = mixpi_exchange_lay_out(ctx, d, from);
@@ -42496,7 +42500,7 @@ static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
 static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     mixp_result r = mixpi_bucket_fill(ctx, d, b); /* may give b another buffer */
     const int staged = b->wire.data != b->grads.data;
-    const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
+    const int divide = ctx->ranks->mean == MIXP_MEAN_BEFORE && ctx->ranks->parts > 1;
     const int divide_now = divide && (!staged || b->grads.dtype == MIXP_F32);
     if (r == MIXP_OK) r = mixpi_bucket_look(ctx, d, b, divide_now);
     if (!staged || r != MIXP_OK) return r;
@@ -42507,7 +42511,7 @@ static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d, mixpi
 
 /* Sums the bucket over the ranks: all of it for all ranks, or each piece for its owner. */
 static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     b->flying = b->each > 0;
     if (b->each)
         return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
@@ -42592,7 +42596,7 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d, mixpi
 /* Ends the exchange after a walk. */
 MIXPI_SELDOM
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     mixpi_exchange *d = ctx->exchange;
     if (!d) return MIXP_OK;
     mixp_result r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
@@ -42632,7 +42636,8 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
     if (!mixpi_is_sharded(ctx)) return MIXP_OK;
     mixpi_shards *shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
     if (!shards) return MIXP_ERR_MEMORY;
-    shards->owned = (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
+    shards->owned =
+        (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks->size * sizeof *shards->owned);
     if (!shards->owned) return MIXP_ERR_MEMORY;
     opt->shards = shards;
     opt->looks_own = mixpi_is_scattered(ctx);
@@ -42658,7 +42663,7 @@ static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r, int64
  * an element's position. */
 static int mixpi_divides(const mixp_optimizer *opt, const mixp_param_row *row) {
     if (opt->muon || mixpi_row_is_small(row)) return 0;
-    return row->count >= (int64_t)opt->ctx->ranks.size * MIXP_STATE_BLOCK;
+    return row->count >= (int64_t)opt->ctx->ranks->size * MIXP_STATE_BLOCK;
 }
 
 /* The rank that will own a parameter: the lowest rank among those with the fewest elements; -1: the
@@ -42667,7 +42672,7 @@ static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
     int64_t *owned = opt->shards->owned;
     int r, least = 0;
     if (mixpi_divides(opt, row)) return -1;
-    for (r = 1; r < opt->ctx->ranks.size; r++)
+    for (r = 1; r < opt->ctx->ranks->size; r++)
         if (owned[r] < owned[least]) least = r;
     owned[least] += row->count;
     return least;
@@ -42701,7 +42706,7 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row piece = opt->rows[i];
     mixpi_layout lay = { NULL, 0 };
     int64_t first;
-    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks->rank, &first);
     lay.memory = (char *)opt->slot[i].piece;
     mixpi_row_layout(opt, &piece, &lay);
     piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
@@ -42715,7 +42720,7 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
 static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
     mixp_param_row piece = opt->rows[i];
     int64_t first;
-    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks->rank, &first);
     mixp_result r = mixpi_row_memory(opt, &piece, joined_at);
     opt->slot[i].piece = piece.missed;
     return r;
@@ -42726,9 +42731,9 @@ MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     mixpi_slot *slot = &opt->slot[opt->count];
     slot->owner = mixpi_owner_next(opt, row);
-    slot->where = slot->owner < 0                       ? MIXPI_IN_PIECES
-                  : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
-                                                        : MIXPI_AWAY;
+    slot->where = slot->owner < 0                        ? MIXPI_IN_PIECES
+                  : slot->owner == opt->ctx->ranks->rank ? MIXPI_HERE
+                                                         : MIXPI_AWAY;
     if (slot->where == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
     return slot->where == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
 }
@@ -42819,7 +42824,7 @@ static mixp_result mixpi_slice_copy(
 /* Bytes of the weights of the rank that owns most of them. */
 static size_t mixpi_slices_total(const mixp_optimizer *o) {
     size_t most = 0;
-    for (int r = 0; r < o->ctx->ranks.size; r++) {
+    for (int r = 0; r < o->ctx->ranks->size; r++) {
         size_t bytes = 0;
         int64_t i, first;
         for (i = 0; i < o->count; i++) {
@@ -42834,7 +42839,7 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
 /* Allocates a slice for every rank. Slices grow if parameters were added since the last step. */
 static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
     if (o->shards->slice >= length) return MIXP_OK;
-    void *slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
+    void *slices = mixpi_opt_device(o, (size_t)o->ctx->ranks->size * length);
     if (!slices) return MIXP_ERR_MEMORY;
     o->shards->slices = slices;
     o->shards->slice = length;
@@ -42843,7 +42848,7 @@ static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
 
 /* Bytes of a slice: the part of each rank's weights that is sent at once. */
 static size_t mixpi_slice_length(const mixp_optimizer *o, size_t total) {
-    const size_t most = mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes);
+    const size_t most = mixpi_round_up((size_t)o->ctx->ranks->bucket_bytes);
     return most < total ? most : total;
 }
 
@@ -42858,7 +42863,7 @@ static mixp_result mixpi_gather_room(mixp_optimizer *o) {
  * every rank at a time. */
 MIXPI_SELDOM
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
-    const mixp_ranks_desc *k = &o->ctx->ranks;
+    const mixp_ranks_desc *k = o->ctx->ranks;
     const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
     mixp_result r = mixpi_gather_room(o);
     for (size_t base = 0; base < total && r == MIXP_OK; base += length) {
@@ -42876,14 +42881,14 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
  * what it averages, and zeros. */
 static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     const int64_t count = o->slot[i].param->count;
-    const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes) / 4);
+    const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks->bucket_bytes) / 4);
     float *ema = o->slot[i].ema;
     int64_t first, at;
-    const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
+    const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks->rank, &first) + first;
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema));
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema));
     for (at = 0; at < count; at += most)
-        MIXPI_TRY(mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
+        MIXPI_TRY(mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks->sum,
             mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at)));
     return MIXP_OK;
 }
@@ -43077,7 +43082,7 @@ static int mixpi_ranks_are_here(const mixp_context *ctx) {
 /* Names the first buffer that differs. n: the larger number of buffers. table: zeroed, for a row of
  * MIXPI_LEAF_TEXT + n doubles of each rank. */
 static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *table) {
-    const int rank = ctx->ranks.rank, size = ctx->ranks.size;
+    const int rank = ctx->ranks->rank, size = ctx->ranks->size;
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
     int64_t at = 0, i;
     for (i = 0; i < n; i++) table[rank * n + i] = mixpi_buffer_hash(ctx, i);
@@ -43108,14 +43113,14 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
 
 /* Names the first buffer that differs between ranks. */
 static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
-    const size_t size = (size_t)ctx->ranks.size, first = size * sizeof(double);
+    const size_t size = (size_t)ctx->ranks->size, first = size * sizeof(double);
     double *counts = (double *)mixpi_host_take(ctx, first), *table;
     int64_t n = 1;
     if (!counts) return mixpi_out_of_memory(ctx, first);
 
     /* How many buffers has the rank with the most? */
     memset(counts, 0, first);
-    counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
+    counts[ctx->ranks->rank] = (double)ctx->buffers.all.count;
     mixp_result r = mixpi_ranks_share(ctx, counts, 1);
     for (size_t i = 0; i < size; i++)
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
@@ -43163,7 +43168,7 @@ static mixp_result mixpi_setting_differs(
 /* Reports settings that differ: by name, if all ranks are here to compare them. */
 static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
     mixp_context *ctx = o->ctx;
-    const int size = ctx->ranks.size;
+    const int size = ctx->ranks->size;
     const size_t bytes = (size_t)size * MIXPI_SETTINGS * sizeof(double);
     mixp_result r = MIXP_OK;
     int64_t word = 0;
@@ -43171,7 +43176,7 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
     double *table = mixpi_ranks_are_here(ctx) ? (double *)mixpi_host_take(ctx, bytes) : NULL;
     if (table) {
         memset(table, 0, bytes);
-        mixpi_settings_list(o, table + (int64_t)ctx->ranks.rank * MIXPI_SETTINGS);
+        mixpi_settings_list(o, table + (int64_t)ctx->ranks->rank * MIXPI_SETTINGS);
         r = mixpi_ranks_share(ctx, table, MIXPI_SETTINGS);
         if (r == MIXP_OK) found = mixpi_rows_differ(table, size, MIXPI_SETTINGS, &word);
         if (found)
@@ -43195,7 +43200,7 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
  * the host. mixpi_agree_fill describes the table.
  */
 static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
-    const mixp_ranks_desc *ranks = &o->ctx->ranks;
+    const mixp_ranks_desc *ranks = o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
     mixp_agree_args k;
@@ -43235,14 +43240,14 @@ static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t 
     size_t total = 0, windows;
     for (int64_t i = 0; i < o->count; i++) total += mixpi_bytes(o->slot[i].param);
     windows = (total + most - 1) / most;
-    *first = windows ? (size_t)(o->taken / o->ctx->ranks.check_every) % windows * most : 0;
+    *first = windows ? (size_t)(o->taken / o->ctx->ranks->check_every) % windows * most : 0;
     *end = *first + most < total ? *first + most : total;
 }
 
 /* Does this step compare weights? All ranks give the same answer: their step counts are equal. */
 static int mixpi_compares(const mixp_optimizer *o) {
-    const int64_t every = o->ctx->ranks.check_every;
-    if (o->ctx->ranks.size < 2 || o->ctx->capture.active) return 0;
+    const int64_t every = o->ctx->ranks->check_every;
+    if (o->ctx->ranks->size < 2 || o->ctx->capture.active) return 0;
     return o->loaded || (every > 0 && o->taken && o->taken % every == 0);
 }
 
@@ -43269,7 +43274,7 @@ static mixp_result mixpi_plan_compare(mixp_optimizer *o) {
     mixp_step_plan *plan = &o->plan;
     mixp_result r = MIXP_OK;
     plan->weights = 0;
-    if (o->ctx->ranks.size < 2) return MIXP_OK;
+    if (o->ctx->ranks->size < 2) return MIXP_OK;
     plan->settings = mixpi_settings_hash(o);
     if (mixpi_compares(o)) r = mixpi_weights_hash(o, &plan->weights);
     o->loaded = 0;
@@ -43346,7 +43351,7 @@ static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s, in
 
 /* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
 static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
-    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
+    if (o->ctx->ranks->size < 2) return mixpi_opt_prepare(o, s);
     mixp_result r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
@@ -43358,14 +43363,14 @@ static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s, 
 static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     mixp_context *ctx = o->ctx;
     mixp_result r = MIXP_OK;
-    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
+    if (ctx->ranks->size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
     if (o->views_summed == ctx->generation) return MIXP_OK;
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slot[i].grad;
         if (!view) continue;
         r = mixpi_ranks_run(
-            ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0), view->count);
-        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            ctx, "the sum of a view", ctx->ranks->sum, mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks->mean != MIXP_MEAN_NONE)
             r = mixpi_note_failure(ctx, "the mean of a view",
                 mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
@@ -43379,7 +43384,7 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     const mixp_step_plan *plan, mixp_scaler_state *s) {
     const int in_parts = mixpi_is_scattered(o->ctx);
     MIXPI_TRY(mixpi_ranks_views(o));
-    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    if (o->ctx->ranks->size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     mixp_result r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
     if (r == MIXP_OK && in_parts) /* for the norm to clip by */
@@ -43412,7 +43417,7 @@ static void mixpi_ranks_verdict(
     if (v->bad_tensor && a->part_rank && opt->shards)
         mixpi_piece_of(opt, s->stats.bad_row, (int)a->part_rank - 1, &first);
     v->bad_element += first;
-    if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
+    if (opt->ctx->ranks->size < 2 || !a->bad_rank) return;
     v->bad_rank = (int)a->bad_rank - 1;
     if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
     v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;
@@ -43465,7 +43470,7 @@ static mixp_result mixpi_call_differs(
 /* Do all ranks make the same call, with the same number of weights? call: MIXPI_CALL_CHECK, or the
  * argument of mixp_ranks_from. */
 static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int call) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
     int64_t word = 0;
     int other = 0;
@@ -43484,7 +43489,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     const mixp_tensor **all;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->ranks.size < 2) return MIXP_OK;
+    if (ctx->ranks->size < 2) return MIXP_OK;
     int64_t n = mixpi_weights_list(ctx, NULL);
     mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
     if (r != MIXP_OK || !n) return mixpi_crew_stop(ctx, r);
@@ -43503,14 +43508,14 @@ static mixp_result mixpi_piece_from(
     mixp_context *ctx, const char *what, const char *data, size_t n, int from, char *piece) {
     const size_t bytes = mixpi_round_up(n);
     MIXPI_TRY(mixpi_device_zero(ctx, piece, bytes));
-    if (from == ctx->ranks.rank) MIXPI_TRY(mixpi_copy_bytes(ctx, piece, data, n));
+    if (from == ctx->ranks->rank) MIXPI_TRY(mixpi_copy_bytes(ctx, piece, data, n));
     return mixpi_ranks_run(
-        ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0), (int64_t)(bytes / 4));
+        ctx, what, ctx->ranks->sum, mixpi_out_to(piece, MIXP_I32, 0), (int64_t)(bytes / 4));
 }
 
 /* Sends bytes of device memory at `data` from rank `from` to all ranks, in pieces. */
 static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes, int from) {
-    const size_t most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    const size_t most = mixpi_round_up((size_t)ctx->ranks->bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
     size_t at, n;
@@ -43527,10 +43532,10 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
+    if (rank < 0 || (ctx->ranks->size && rank >= ctx->ranks->size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks.size);
-    if (ctx->ranks.size < 2) return MIXP_OK;
+            "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks->size);
+    if (ctx->ranks->size < 2) return MIXP_OK;
     mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (mixp_tensor *t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
@@ -43552,7 +43557,8 @@ static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *di
     mixp_binary_args k = mixpi_binary_of(MIXP_BINARY_DIV, mixpi_in(sum, MIXP_F32),
         mixpi_in(divisor, MIXP_F32), mixpi_tensor_out(t, 0), 1, t->count);
     k.b_strides[0] = k.b_strides[1] = 0;
-    MIXPI_TRY(mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size));
+    MIXPI_TRY(
+        mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks->size));
     return mixpi_note_failure(
         ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
 }
@@ -43569,7 +43575,7 @@ static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
     if (!scratch) return MIXP_ERR_MEMORY;
     if (low) r = mixpi_convert_to(ctx, wide, mixpi_tensor_in(t), t->count);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, "the mean of a buffer", ctx->ranks.sum, wide, t->count);
+        r = mixpi_ranks_run(ctx, "the mean of a buffer", ctx->ranks->sum, wide, t->count);
     return r == MIXP_OK ? mixpi_buffer_divide(t, sum, scratch + room) : r;
 }
 
@@ -43577,7 +43583,7 @@ static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
 MIXPI_SELDOM
 static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
-    if (ctx->ranks.size < 2) return MIXP_OK;
+    if (ctx->ranks->size < 2) return MIXP_OK;
     for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         mixp_tensor *t = b->buffer;
@@ -43594,7 +43600,7 @@ static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
 /* Sends a copy of this buffer of rank `from` to rank 0, which stores it at `to`. */
 static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to) {
     mixp_context *ctx = t->ctx;
-    const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks->bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
     size_t at, n;
@@ -43615,7 +43621,7 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
 MIXPI_SELDOM
 static mixp_result mixpi_buffers_collect(mixp_context *ctx, char *memory) {
     mixp_result r = MIXP_OK;
-    for (int rank = 1; rank < ctx->ranks.size; rank++)
+    for (int rank = 1; rank < ctx->ranks->size; rank++)
         for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
             const mixpi_backup *b = mixpi_backup_at(ctx, i);
             if (b->ranks != MIXP_BUFFER_OWN) continue;
@@ -43668,7 +43674,7 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     int64_t first, n;
     if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
     mixp_param_row piece = mixpi_piece_row(opt, item->row);
-    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks.rank, &first);
+    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks->rank, &first);
     if (item->memory == row->missed)
         return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
     void *to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
@@ -43702,7 +43708,7 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     const void *own[4];
     mixpi_layout lay = { NULL, 64 };
     mixp_result r = MIXP_OK;
-    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks->rank, &first);
 
     own[0] = piece.m;
     own[1] = piece.v;
@@ -43710,7 +43716,7 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     own[3] = piece.third;
 
     /* Each array that exists follows, at this rank's first element. */
-    if (!opt->ctx->ranks.rank)
+    if (!opt->ctx->ranks->rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
         if (!own[k]) continue;
@@ -43731,16 +43737,16 @@ static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixp
     if (r == MIXP_OK && own) r = mixpi_part_fill(ctx, part, kept, 0, mixpi_row_bytes(opt, i));
     if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_part_fill_piece(opt, i, part);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
+        r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks->sum,
             mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
     /* A rank 0 without borrowed memory still takes part, because the other ranks wait. */
-    if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
+    if (r != MIXP_OK || own || ctx->ranks->rank || !kept) return r;
     return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
 }
 
 /* Collects the states of all ranks on rank 0, a bucket at a time. */
 static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
-    const size_t most = mixpi_round_up((size_t)opt->ctx->ranks.bucket_bytes);
+    const size_t most = mixpi_round_up((size_t)opt->ctx->ranks->bucket_bytes);
     mixp_result r = MIXP_OK;
     for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
         const size_t bytes = mixpi_row_bytes(opt, i);
@@ -43805,7 +43811,7 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
 /* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
 MIXPI_SELDOM
 static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_result r) {
-    const mixp_ranks_desc *k = &what->ctx->ranks;
+    const mixp_ranks_desc *k = what->ctx->ranks;
     double *table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
         return mixpi_crew_stop(
@@ -43889,7 +43895,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
 /* Sets the table of the ranks in a new context. */
 MIXPI_SELDOM
 static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
-    mixp_ranks_desc *k = &ctx->ranks;
+    mixp_ranks_desc *k = ctx->ranks;
     if (!given) return;
     ctx->crew = &mixpi_ranks_door;
     *k = *given;
@@ -43897,6 +43903,9 @@ static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     if (!k->check_every) k->check_every = 100;
     if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
     if (!k->parts) k->parts = k->size;
+    ctx->place = k->rank;
+    ctx->world = k->size;
+    ctx->sharded = k->shard && k->size > 1;
 }
 #endif
 /* --- making a context ------------------------------------------------------------------------ *
@@ -43950,7 +43959,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
         d.release = mixpi_default_release;
     }
 
-    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (!wrong) ctx = mixpi_context_make(&d, sizeof(mixp_ranks_desc), &wrong);
     if (ctx) ctx->user = desc ? desc->user : NULL;
     if (ctx) ctx->memory.block = block;
     if (ctx) mixpi_guests_enter(ctx, &d);

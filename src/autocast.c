@@ -1,5 +1,5 @@
 #pragma once
-#include "tape.h"
+#include "autocast.h"
 #include "tensors/params.c"
 #include "tensors/quantiser.c"
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
@@ -133,7 +133,8 @@ static mixp_result mixpi_region_open(
         region->cast = wrong ? now : cast;
         region->kind = kind;
         region->no_grad = no_grad || mixpi_is_no_grad(ctx);
-        mixpi_quantiser_opens(ctx, &region->cast, c->n_regions, region->no_grad);
+        region->cast.recipe =
+            mixpi_quantiser_opens(ctx, region->cast.recipe, c->n_regions, region->no_grad);
     }
     /* on_error may close regions, so it is called last. */
     if (!wrong || kind == MIXPI_REGION_IN_BLOCK) c->n_regions++;
@@ -271,17 +272,6 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
-
-/* Is it the tape's own cast operator, which operators/cast.c defines? */
-static int mixpi_is_cast(const mixp_op *op);
-
-/* A cast keeps its class, whatever class the user set: the other classes cast inputs by it. */
-static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
-    const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
-    for (int i = 0; c && i < c->n_overrides; i++)
-        if (c->overrides[i].op == op) return c->overrides[i].cls;
-    return op->cls;
-}
 
 MIXPREC_API mixp_result mixp_autocast_override(
     mixp_context *ctx, const mixp_op *op, mixp_op_class cls) {

@@ -54,7 +54,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
         d.release = mixpi_default_release;
     }
 
-    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (!wrong) ctx = mixpi_context_make(&d, sizeof(mixp_ranks_desc), &wrong);
     if (ctx) ctx->user = desc ? desc->user : NULL;
     if (ctx) ctx->memory.block = block;
     if (ctx) mixpi_guests_enter(ctx, &d);

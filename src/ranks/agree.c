@@ -9,7 +9,7 @@
  * the host. mixpi_agree_fill describes the table.
  */
 static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
-    const mixp_ranks_desc *ranks = &o->ctx->ranks;
+    const mixp_ranks_desc *ranks = o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
     mixp_agree_args k;
@@ -49,14 +49,14 @@ static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t 
     size_t total = 0, windows;
     for (int64_t i = 0; i < o->count; i++) total += mixpi_bytes(o->slot[i].param);
     windows = (total + most - 1) / most;
-    *first = windows ? (size_t)(o->taken / o->ctx->ranks.check_every) % windows * most : 0;
+    *first = windows ? (size_t)(o->taken / o->ctx->ranks->check_every) % windows * most : 0;
     *end = *first + most < total ? *first + most : total;
 }
 
 /* Does this step compare weights? All ranks give the same answer: their step counts are equal. */
 static int mixpi_compares(const mixp_optimizer *o) {
-    const int64_t every = o->ctx->ranks.check_every;
-    if (o->ctx->ranks.size < 2 || o->ctx->capture.active) return 0;
+    const int64_t every = o->ctx->ranks->check_every;
+    if (o->ctx->ranks->size < 2 || o->ctx->capture.active) return 0;
     return o->loaded || (every > 0 && o->taken && o->taken % every == 0);
 }
 
@@ -83,7 +83,7 @@ static mixp_result mixpi_plan_compare(mixp_optimizer *o) {
     mixp_step_plan *plan = &o->plan;
     mixp_result r = MIXP_OK;
     plan->weights = 0;
-    if (o->ctx->ranks.size < 2) return MIXP_OK;
+    if (o->ctx->ranks->size < 2) return MIXP_OK;
     plan->settings = mixpi_settings_hash(o);
     if (mixpi_compares(o)) r = mixpi_weights_hash(o, &plan->weights);
     o->loaded = 0;
@@ -160,7 +160,7 @@ static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s, in
 
 /* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
 static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
-    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
+    if (o->ctx->ranks->size < 2) return mixpi_opt_prepare(o, s);
     mixp_result r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
@@ -172,14 +172,14 @@ static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s, 
 static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     mixp_context *ctx = o->ctx;
     mixp_result r = MIXP_OK;
-    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
+    if (ctx->ranks->size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
     if (o->views_summed == ctx->generation) return MIXP_OK;
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slot[i].grad;
         if (!view) continue;
         r = mixpi_ranks_run(
-            ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0), view->count);
-        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            ctx, "the sum of a view", ctx->ranks->sum, mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks->mean != MIXP_MEAN_NONE)
             r = mixpi_note_failure(ctx, "the mean of a view",
                 mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
@@ -193,7 +193,7 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     const mixp_step_plan *plan, mixp_scaler_state *s) {
     const int in_parts = mixpi_is_scattered(o->ctx);
     MIXPI_TRY(mixpi_ranks_views(o));
-    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    if (o->ctx->ranks->size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     mixp_result r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
     if (r == MIXP_OK && in_parts) /* for the norm to clip by */
@@ -226,7 +226,7 @@ static void mixpi_ranks_verdict(
     if (v->bad_tensor && a->part_rank && opt->shards)
         mixpi_piece_of(opt, s->stats.bad_row, (int)a->part_rank - 1, &first);
     v->bad_element += first;
-    if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
+    if (opt->ctx->ranks->size < 2 || !a->bad_rank) return;
     v->bad_rank = (int)a->bad_rank - 1;
     if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
     v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;

@@ -59,7 +59,7 @@ static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, double *row) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
 
     /* Must be alike, in the order of mixpi_start_name. */
     row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 + MIXPREC_VERSION_PATCH;
@@ -118,8 +118,8 @@ static int mixpi_rows_differ(const double *table, int size, int64_t words, int64
 static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
     const double *bits = table + MIXPI_START_BITS;
     int first = 0, other;
-    while (first < ctx->ranks.size && !mixpi_whole_of(bits[first * MIXPI_START_WORDS])) first++;
-    for (other = first + 1; other < ctx->ranks.size; other++) {
+    while (first < ctx->ranks->size && !mixpi_whole_of(bits[first * MIXPI_START_WORDS])) first++;
+    for (other = first + 1; other < ctx->ranks->size; other++) {
         const int64_t here = mixpi_whole_of(bits[first * MIXPI_START_WORDS]);
         const int64_t there = mixpi_whole_of(bits[other * MIXPI_START_WORDS]);
         if (!there || there == here || there >= MIXPI_BITS_COUNT || here >= MIXPI_BITS_COUNT)
@@ -134,7 +134,7 @@ static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
 }
 
 static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     int64_t word;
     int other;
     mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
@@ -166,7 +166,7 @@ static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, con
 /* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
 static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
     double *table, int64_t at, int other) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
     uint64_t hash;
@@ -191,7 +191,7 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
 /* Compares shapes, dtypes, names and values of n tensors. */
 static mixp_result mixpi_tables_compare(
     mixp_context *ctx, const mixp_tensor **all, int64_t n, const char *what, double *table) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     double *row = table + (int64_t)k->rank * n;
     char text[MIXPI_LEAF_TEXT];
     mixp_result r = MIXP_OK;
@@ -218,7 +218,7 @@ static mixp_result mixpi_tables_compare(
 static mixp_result mixpi_tensors_compare(
     mixp_context *ctx, const mixp_tensor **all, int64_t n, const char *what) {
     const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
-    const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
+    const size_t bytes = (size_t)ctx->ranks->size * words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
     mixp_result r;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
@@ -241,7 +241,7 @@ static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d
 
 /* Compares settings, and the number and order of the new leaves, before they get their places. */
 static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
-    const size_t bytes = (size_t)ctx->ranks.size * MIXPI_START_WORDS * sizeof(double);
+    const size_t bytes = (size_t)ctx->ranks->size * MIXPI_START_WORDS * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
@@ -254,7 +254,7 @@ static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
 
 /* In: n bits of this rank, one byte each. Out: the bits set on any rank. */
 static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64_t n) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     const int64_t words = mixpi_ceil_div(n, 48);
     const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
@@ -273,13 +273,13 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
 /* Do the ranks compare, before each walk, which leaves they met? Waits for the device. The answer
  * is the same on all ranks, also if some have a GPU and others do not. */
 static int mixpi_walks_agree(const mixp_context *ctx) {
-    if (ctx->ranks.size < 2 || ctx->capture.active) return 0;
-    return !ctx->exchange->is_apart || ctx->ranks.unused;
+    if (ctx->ranks->size < 2 || ctx->capture.active) return 0;
+    return !ctx->exchange->is_apart || ctx->ranks->unused;
 }
 
 /* Shares one number of each rank. *alike: all are equal. *any: at least one is above 0. */
 static mixp_result mixpi_number_share(mixp_context *ctx, double x, int *alike, int *any) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     double *table = ctx->exchange->numbers;
     int64_t word;
     int rank;

@@ -101,14 +101,14 @@ static size_t mixpi_leaf_arena_bytes(const mixp_context *ctx, const mixpi_leaf *
 /* Elements of a rank's piece; 0 for a small tensor: its own message would cost more than it
  * saves. */
 static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
-    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
+    const size_t least = (size_t)ctx->ranks->bucket_bytes / 100;
     if (!mixpi_is_scattered(ctx) || !t->own.ranks.divided || mixpi_bytes(t) < least) return 0;
     return mixpi_piece_size(ctx, t->count);
 }
 
 /* Does leaf l begin a new bucket? bytes: size of the current bucket. */
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l, size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each || l[-1].each ||
+    return !bytes || bytes >= (size_t)ctx->ranks->bucket_bytes || l->each || l[-1].each ||
            mixpi_grad_dtype(l[-1].tensor) != mixpi_grad_dtype(l->tensor);
 }
 
@@ -158,7 +158,7 @@ static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
 
 /* Bytes for the sum of b if its dtype differs from the gradients' dtype; otherwise 0. */
 static size_t mixpi_stage_bytes(const mixp_context *ctx, const mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     const int is_low = b->grads.dtype != MIXP_F32;
     if (b->grads.dtype == k->wire || (is_low && k->low_sums)) return 0;
     if (k->size == 1 && !k->apart) return 0;
@@ -171,7 +171,7 @@ static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
     const size_t bytes = b->each ? 0 : mixpi_stage_bytes(ctx, b);
     if (!bytes) return MIXP_OK;
     void *stage = mixpi_device_alloc(ctx, bytes);
-    b->wire = mixpi_out_to(stage, ctx->ranks.wire, 0);
+    b->wire = mixpi_out_to(stage, ctx->ranks->wire, 0);
     return stage ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 

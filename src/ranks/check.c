@@ -46,7 +46,7 @@ static mixp_result mixpi_call_differs(
 /* Do all ranks make the same call, with the same number of weights? call: MIXPI_CALL_CHECK, or the
  * argument of mixp_ranks_from. */
 static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int call) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
     int64_t word = 0;
     int other = 0;
@@ -65,7 +65,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     const mixp_tensor **all;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->ranks.size < 2) return MIXP_OK;
+    if (ctx->ranks->size < 2) return MIXP_OK;
     int64_t n = mixpi_weights_list(ctx, NULL);
     mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
     if (r != MIXP_OK || !n) return mixpi_crew_stop(ctx, r);
@@ -84,14 +84,14 @@ static mixp_result mixpi_piece_from(
     mixp_context *ctx, const char *what, const char *data, size_t n, int from, char *piece) {
     const size_t bytes = mixpi_round_up(n);
     MIXPI_TRY(mixpi_device_zero(ctx, piece, bytes));
-    if (from == ctx->ranks.rank) MIXPI_TRY(mixpi_copy_bytes(ctx, piece, data, n));
+    if (from == ctx->ranks->rank) MIXPI_TRY(mixpi_copy_bytes(ctx, piece, data, n));
     return mixpi_ranks_run(
-        ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0), (int64_t)(bytes / 4));
+        ctx, what, ctx->ranks->sum, mixpi_out_to(piece, MIXP_I32, 0), (int64_t)(bytes / 4));
 }
 
 /* Sends bytes of device memory at `data` from rank `from` to all ranks, in pieces. */
 static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes, int from) {
-    const size_t most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    const size_t most = mixpi_round_up((size_t)ctx->ranks->bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
     size_t at, n;
@@ -108,10 +108,10 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
+    if (rank < 0 || (ctx->ranks->size && rank >= ctx->ranks->size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks.size);
-    if (ctx->ranks.size < 2) return MIXP_OK;
+            "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks->size);
+    if (ctx->ranks->size < 2) return MIXP_OK;
     mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (mixp_tensor *t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;

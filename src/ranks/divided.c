@@ -5,7 +5,7 @@
 /* After the sum of b has arrived: converts and divides what was deferred. Of a divided gradient,
  * keeps this rank's piece; its buffer then holds nothing. */
 static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d, mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     const int64_t n = b->each ? b->each : b->count;
     const mixp_out sum = mixpi_out_at(b->wire, b->each * k->rank);
     const mixp_out to =
@@ -64,7 +64,7 @@ static size_t mixpi_buffers_flying(const mixpi_exchange *d) {
 
 /* Waits for all sums in flight, and keeps this rank's pieces: their buffers become free. */
 static mixp_result mixpi_buffers_land(mixp_context *ctx, mixpi_exchange *d) {
-    mixp_result r = ctx->ranks.scatter_ready ? mixpi_ranks_await(ctx) : MIXP_OK;
+    mixp_result r = ctx->ranks->scatter_ready ? mixpi_ranks_await(ctx) : MIXP_OK;
     for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++)
         if (d->buckets[i].flying) r = mixpi_bucket_land(ctx, d, &d->buckets[i]);
     return r;
@@ -81,7 +81,7 @@ static mixp_result mixpi_buffer_enter(
     if (b->buffer == w) return MIXP_OK;
     b->buffer = w;
     b->grads = mixpi_out_to(w->data, b->grads.dtype, 0);
-    b->wire = staged ? mixpi_out_to(stage, ctx->ranks.wire, 0) : b->grads;
+    b->wire = staged ? mixpi_out_to(stage, ctx->ranks->wire, 0) : b->grads;
     l->tensor->own.grad->data = w->data;
     mixpi_leaf_row(l, &row);
     return mixpi_upload(ctx, d->rows + b->first, &row, sizeof row);
@@ -91,7 +91,7 @@ static mixp_result mixpi_buffer_enter(
  * flight: to stay within this limit, the rank waits for the sums. Without scatter_ready each sum
  * has arrived when its hook returns. */
 static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
-    const size_t most = ctx->ranks.scatter_ready ? 2 * (size_t)ctx->ranks.bucket_bytes : 0;
+    const size_t most = ctx->ranks->scatter_ready ? 2 * (size_t)ctx->ranks->bucket_bytes : 0;
     const size_t bytes = mixpi_round_up(mixpi_leaf_bytes(ctx, &d->leaves[b->first])) +
                          mixpi_round_up(mixpi_stage_bytes(ctx, b));
     mixpi_buffer *w = mixpi_buffer_find(d, b, bytes);

@@ -71,7 +71,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
 /* Sets the table of the ranks in a new context. */
 MIXPI_SELDOM
 static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
-    mixp_ranks_desc *k = &ctx->ranks;
+    mixp_ranks_desc *k = ctx->ranks;
     if (!given) return;
     ctx->crew = &mixpi_ranks_door;
     *k = *given;
@@ -79,4 +79,7 @@ static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     if (!k->check_every) k->check_every = 100;
     if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
     if (!k->parts) k->parts = k->size;
+    ctx->place = k->rank;
+    ctx->world = k->size;
+    ctx->sharded = k->shard && k->size > 1;
 }

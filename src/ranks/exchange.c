@@ -73,13 +73,13 @@ struct mixpi_exchange {
 
 /* The exchange of ctx, made at its first use. Returns NULL with the error set. */
 static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
-    float parts = (float)ctx->ranks.parts;
+    float parts = (float)ctx->ranks->parts;
     mixpi_exchange *d = ctx->exchange;
     if (d) return d;
     d = (mixpi_exchange *)mixpi_host_alloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->parts = (float *)mixpi_device_alloc(ctx, sizeof parts);
-    d->numbers = (double *)mixpi_host_alloc(ctx, (size_t)ctx->ranks.size * sizeof *d->numbers);
+    d->numbers = (double *)mixpi_host_alloc(ctx, (size_t)ctx->ranks->size * sizeof *d->numbers);
     if (!d->parts || !d->numbers || mixpi_upload(ctx, d->parts, &parts, sizeof parts) != MIXP_OK)
         return NULL;
     ctx->exchange = d;
@@ -89,7 +89,7 @@ static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!ctx->ranks.size) return MIXP_OK;
+    if (!ctx->ranks->size) return MIXP_OK;
     if (!mixpi_exchange_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->exchange->hold = on != 0;
     return MIXP_OK;
@@ -108,13 +108,13 @@ static void mixpi_exchange_forget(mixp_context *ctx) {
 /* data *= 1/parts; n elements. */
 static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
     const mixp_unary_args k = mixpi_unary_of(MIXP_UNARY_SCALE,
-        mixpi_scaler_inverse((float)ctx->ranks.parts), mixpi_in(data.data, data.dtype), data, n);
+        mixpi_scaler_inverse((float)ctx->ranks->parts), mixpi_in(data.data, data.dtype), data, n);
     return ctx->device->kernels->unary(&ctx->exec, &k);
 }
 
 /* Waits until everything that grad_ready started has arrived. */
 static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     volatile char here = 0;
     const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
     const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);

@@ -4,7 +4,7 @@
 
 /* Does each rank get only the sums of its own pieces? */
 static int mixpi_is_scattered(const mixp_context *ctx) {
-    return ctx->ranks.scatter && mixpi_is_sharded(ctx);
+    return ctx->ranks->scatter && mixpi_is_sharded(ctx);
 }
 
 /* Elements in a rank's piece of a divided tensor; the last pieces may have fewer. */
@@ -16,7 +16,7 @@ static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
 /* Tells the other ranks not to wait for this rank. */
 MIXPI_SELDOM
 static void mixpi_ranks_end(mixp_context *ctx, const char *why) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     if (k->size > 1 && k->stop) k->stop(k->user, why);
 }
 
@@ -32,15 +32,15 @@ static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
 /* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
 static mixp_result mixpi_ranks_report(mixp_context *ctx, const char *what, const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(
-        ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank, ctx->ranks.size, what, why);
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks->rank,
+        ctx->ranks->size, what, why);
     return mixpi_crew_stop(ctx, MIXP_ERR_RANKS);
 }
 
 /* Runs a hook. Does nothing with a single rank. */
 static MIXPI_APART mixp_result mixpi_ranks_run(
     mixp_context *ctx, const char *what, mixp_ranks_hook hook, mixp_out data, int64_t count) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     volatile char here = 0;
     const char *why;
     int before;
@@ -55,7 +55,7 @@ static MIXPI_APART mixp_result mixpi_ranks_run(
 /* Tells the hooks that a captured step was started again. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     if (k->size < 2 || !k->replayed) return MIXP_OK;
     return mixpi_ranks_report(ctx, "mixp_replay", k->replayed(k->user, ctx->exec.stream));
 }
@@ -64,14 +64,14 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
     MIXPI_TRY(mixpi_check_whole(t, "mixp_ranks_sum"));
     MIXPI_TRY(mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_sum")));
     return mixpi_ranks_run(
-        t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum, mixpi_out_to(t->data, t->dtype, 0), t->count);
+        t->ctx, "mixp_ranks_sum", t->ctx->ranks->sum, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
     MIXPI_TRY(mixpi_check_whole(t, "mixp_ranks_max"));
     MIXPI_TRY(mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_max")));
     return mixpi_ranks_run(
-        t->ctx, "mixp_ranks_max", t->ctx->ranks.max, mixpi_out_to(t->data, t->dtype, 0), t->count);
+        t->ctx, "mixp_ranks_max", t->ctx->ranks->max, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 /* Returns what the other ranks knew before. */
@@ -79,7 +79,7 @@ static int mixpi_ranks_set_busy(mixp_context *ctx, int on) {
     const int before = ctx->busy;
     if (on == before) return before;
     ctx->busy = on;
-    if (ctx->ranks.size > 1 && ctx->ranks.busy) ctx->ranks.busy(ctx->ranks.user, on);
+    if (ctx->ranks->size > 1 && ctx->ranks->busy) ctx->ranks->busy(ctx->ranks->user, on);
     return before;
 }
 
@@ -102,7 +102,7 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
     if (apart) r = mixpi_upload(ctx, shared, table, bytes);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(
-            ctx, "the sum of a table", ctx->ranks.sum, mixpi_out_to(shared, MIXP_F64, 0), n);
+            ctx, "the sum of a table", ctx->ranks->sum, mixpi_out_to(shared, MIXP_F64, 0), n);
     if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
     return r;
 }

@@ -43,7 +43,7 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     int64_t first, n;
     if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
     mixp_param_row piece = mixpi_piece_row(opt, item->row);
-    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks.rank, &first);
+    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks->rank, &first);
     if (item->memory == row->missed)
         return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
     void *to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
@@ -77,7 +77,7 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     const void *own[4];
     mixpi_layout lay = { NULL, 64 };
     mixp_result r = MIXP_OK;
-    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks->rank, &first);
 
     own[0] = piece.m;
     own[1] = piece.v;
@@ -85,7 +85,7 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     own[3] = piece.third;
 
     /* Each array that exists follows, at this rank's first element. */
-    if (!opt->ctx->ranks.rank)
+    if (!opt->ctx->ranks->rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
         if (!own[k]) continue;
@@ -106,16 +106,16 @@ static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixp
     if (r == MIXP_OK && own) r = mixpi_part_fill(ctx, part, kept, 0, mixpi_row_bytes(opt, i));
     if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_part_fill_piece(opt, i, part);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
+        r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks->sum,
             mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
     /* A rank 0 without borrowed memory still takes part, because the other ranks wait. */
-    if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
+    if (r != MIXP_OK || own || ctx->ranks->rank || !kept) return r;
     return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
 }
 
 /* Collects the states of all ranks on rank 0, a bucket at a time. */
 static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
-    const size_t most = mixpi_round_up((size_t)opt->ctx->ranks.bucket_bytes);
+    const size_t most = mixpi_round_up((size_t)opt->ctx->ranks->bucket_bytes);
     mixp_result r = MIXP_OK;
     for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
         const size_t bytes = mixpi_row_bytes(opt, i);
@@ -180,7 +180,7 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
 /* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
 MIXPI_SELDOM
 static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_result r) {
-    const mixp_ranks_desc *k = &what->ctx->ranks;
+    const mixp_ranks_desc *k = what->ctx->ranks;
     double *table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
         return mixpi_crew_stop(

@@ -186,7 +186,7 @@ static int mixpi_ranks_are_here(const mixp_context *ctx) {
 /* Names the first buffer that differs. n: the larger number of buffers. table: zeroed, for a row of
  * MIXPI_LEAF_TEXT + n doubles of each rank. */
 static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *table) {
-    const int rank = ctx->ranks.rank, size = ctx->ranks.size;
+    const int rank = ctx->ranks->rank, size = ctx->ranks->size;
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
     int64_t at = 0, i;
     for (i = 0; i < n; i++) table[rank * n + i] = mixpi_buffer_hash(ctx, i);
@@ -217,14 +217,14 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
 
 /* Names the first buffer that differs between ranks. */
 static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
-    const size_t size = (size_t)ctx->ranks.size, first = size * sizeof(double);
+    const size_t size = (size_t)ctx->ranks->size, first = size * sizeof(double);
     double *counts = (double *)mixpi_host_take(ctx, first), *table;
     int64_t n = 1;
     if (!counts) return mixpi_out_of_memory(ctx, first);
 
     /* How many buffers has the rank with the most? */
     memset(counts, 0, first);
-    counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
+    counts[ctx->ranks->rank] = (double)ctx->buffers.all.count;
     mixp_result r = mixpi_ranks_share(ctx, counts, 1);
     for (size_t i = 0; i < size; i++)
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
@@ -272,7 +272,7 @@ static mixp_result mixpi_setting_differs(
 /* Reports settings that differ: by name, if all ranks are here to compare them. */
 static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
     mixp_context *ctx = o->ctx;
-    const int size = ctx->ranks.size;
+    const int size = ctx->ranks->size;
     const size_t bytes = (size_t)size * MIXPI_SETTINGS * sizeof(double);
     mixp_result r = MIXP_OK;
     int64_t word = 0;
@@ -280,7 +280,7 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
     double *table = mixpi_ranks_are_here(ctx) ? (double *)mixpi_host_take(ctx, bytes) : NULL;
     if (table) {
         memset(table, 0, bytes);
-        mixpi_settings_list(o, table + (int64_t)ctx->ranks.rank * MIXPI_SETTINGS);
+        mixpi_settings_list(o, table + (int64_t)ctx->ranks->rank * MIXPI_SETTINGS);
         r = mixpi_ranks_share(ctx, table, MIXPI_SETTINGS);
         if (r == MIXP_OK) found = mixpi_rows_differ(table, size, MIXPI_SETTINGS, &word);
         if (found)

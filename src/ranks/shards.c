@@ -19,7 +19,8 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
     if (!mixpi_is_sharded(ctx)) return MIXP_OK;
     mixpi_shards *shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
     if (!shards) return MIXP_ERR_MEMORY;
-    shards->owned = (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
+    shards->owned =
+        (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks->size * sizeof *shards->owned);
     if (!shards->owned) return MIXP_ERR_MEMORY;
     opt->shards = shards;
     opt->looks_own = mixpi_is_scattered(ctx);
@@ -45,7 +46,7 @@ static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r, int64
  * an element's position. */
 static int mixpi_divides(const mixp_optimizer *opt, const mixp_param_row *row) {
     if (opt->muon || mixpi_row_is_small(row)) return 0;
-    return row->count >= (int64_t)opt->ctx->ranks.size * MIXP_STATE_BLOCK;
+    return row->count >= (int64_t)opt->ctx->ranks->size * MIXP_STATE_BLOCK;
 }
 
 /* The rank that will own a parameter: the lowest rank among those with the fewest elements; -1: the
@@ -54,7 +55,7 @@ static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
     int64_t *owned = opt->shards->owned;
     int r, least = 0;
     if (mixpi_divides(opt, row)) return -1;
-    for (r = 1; r < opt->ctx->ranks.size; r++)
+    for (r = 1; r < opt->ctx->ranks->size; r++)
         if (owned[r] < owned[least]) least = r;
     owned[least] += row->count;
     return least;
@@ -88,7 +89,7 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row piece = opt->rows[i];
     mixpi_layout lay = { NULL, 0 };
     int64_t first;
-    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks->rank, &first);
     lay.memory = (char *)opt->slot[i].piece;
     mixpi_row_layout(opt, &piece, &lay);
     piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
@@ -102,7 +103,7 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
 static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
     mixp_param_row piece = opt->rows[i];
     int64_t first;
-    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks->rank, &first);
     mixp_result r = mixpi_row_memory(opt, &piece, joined_at);
     opt->slot[i].piece = piece.missed;
     return r;
@@ -113,9 +114,9 @@ MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     mixpi_slot *slot = &opt->slot[opt->count];
     slot->owner = mixpi_owner_next(opt, row);
-    slot->where = slot->owner < 0                       ? MIXPI_IN_PIECES
-                  : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
-                                                        : MIXPI_AWAY;
+    slot->where = slot->owner < 0                        ? MIXPI_IN_PIECES
+                  : slot->owner == opt->ctx->ranks->rank ? MIXPI_HERE
+                                                         : MIXPI_AWAY;
     if (slot->where == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
     return slot->where == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
 }
@@ -206,7 +207,7 @@ static mixp_result mixpi_slice_copy(
 /* Bytes of the weights of the rank that owns most of them. */
 static size_t mixpi_slices_total(const mixp_optimizer *o) {
     size_t most = 0;
-    for (int r = 0; r < o->ctx->ranks.size; r++) {
+    for (int r = 0; r < o->ctx->ranks->size; r++) {
         size_t bytes = 0;
         int64_t i, first;
         for (i = 0; i < o->count; i++) {
@@ -221,7 +222,7 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
 /* Allocates a slice for every rank. Slices grow if parameters were added since the last step. */
 static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
     if (o->shards->slice >= length) return MIXP_OK;
-    void *slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
+    void *slices = mixpi_opt_device(o, (size_t)o->ctx->ranks->size * length);
     if (!slices) return MIXP_ERR_MEMORY;
     o->shards->slices = slices;
     o->shards->slice = length;
@@ -230,7 +231,7 @@ static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
 
 /* Bytes of a slice: the part of each rank's weights that is sent at once. */
 static size_t mixpi_slice_length(const mixp_optimizer *o, size_t total) {
-    const size_t most = mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes);
+    const size_t most = mixpi_round_up((size_t)o->ctx->ranks->bucket_bytes);
     return most < total ? most : total;
 }
 
@@ -245,7 +246,7 @@ static mixp_result mixpi_gather_room(mixp_optimizer *o) {
  * every rank at a time. */
 MIXPI_SELDOM
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
-    const mixp_ranks_desc *k = &o->ctx->ranks;
+    const mixp_ranks_desc *k = o->ctx->ranks;
     const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
     mixp_result r = mixpi_gather_room(o);
     for (size_t base = 0; base < total && r == MIXP_OK; base += length) {
@@ -263,14 +264,14 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
  * what it averages, and zeros. */
 static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     const int64_t count = o->slot[i].param->count;
-    const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes) / 4);
+    const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks->bucket_bytes) / 4);
     float *ema = o->slot[i].ema;
     int64_t first, at;
-    const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
+    const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks->rank, &first) + first;
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema));
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema));
     for (at = 0; at < count; at += most)
-        MIXPI_TRY(mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
+        MIXPI_TRY(mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks->sum,
             mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at)));
     return MIXP_OK;
 }

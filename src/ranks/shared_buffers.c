@@ -13,7 +13,8 @@ static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *di
     mixp_binary_args k = mixpi_binary_of(MIXP_BINARY_DIV, mixpi_in(sum, MIXP_F32),
         mixpi_in(divisor, MIXP_F32), mixpi_tensor_out(t, 0), 1, t->count);
     k.b_strides[0] = k.b_strides[1] = 0;
-    MIXPI_TRY(mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size));
+    MIXPI_TRY(
+        mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks->size));
     return mixpi_note_failure(
         ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
 }
@@ -30,7 +31,7 @@ static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
     if (!scratch) return MIXP_ERR_MEMORY;
     if (low) r = mixpi_convert_to(ctx, wide, mixpi_tensor_in(t), t->count);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, "the mean of a buffer", ctx->ranks.sum, wide, t->count);
+        r = mixpi_ranks_run(ctx, "the mean of a buffer", ctx->ranks->sum, wide, t->count);
     return r == MIXP_OK ? mixpi_buffer_divide(t, sum, scratch + room) : r;
 }
 
@@ -38,7 +39,7 @@ static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
 MIXPI_SELDOM
 static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
-    if (ctx->ranks.size < 2) return MIXP_OK;
+    if (ctx->ranks->size < 2) return MIXP_OK;
     for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         mixp_tensor *t = b->buffer;
@@ -55,7 +56,7 @@ static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
 /* Sends a copy of this buffer of rank `from` to rank 0, which stores it at `to`. */
 static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to) {
     mixp_context *ctx = t->ctx;
-    const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks->bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
     size_t at, n;
@@ -76,7 +77,7 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
 MIXPI_SELDOM
 static mixp_result mixpi_buffers_collect(mixp_context *ctx, char *memory) {
     mixp_result r = MIXP_OK;
-    for (int rank = 1; rank < ctx->ranks.size; rank++)
+    for (int rank = 1; rank < ctx->ranks->size; rank++)
         for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
             const mixpi_backup *b = mixpi_backup_at(ctx, i);
             if (b->ranks != MIXP_BUFFER_OWN) continue;

@@ -42,7 +42,7 @@ static mixp_result mixpi_newcomers_any(mixp_context *ctx, int here, int *any) {
 
 /* Places the new leaves, which start at number `from`. */
 static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
-    const int many = ctx->ranks.size > 1;
+    const int many = ctx->ranks->size > 1;
     mixp_result r = many ? mixpi_newcomers_agree(ctx, d, from) : MIXP_OK;
     if (r != MIXP_OK || d->n_leaves == from) return r;
     r = mixpi_exchange_lay_out(ctx, d, from);
@@ -142,7 +142,7 @@ static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
 static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     mixp_result r = mixpi_bucket_fill(ctx, d, b); /* may give b another buffer */
     const int staged = b->wire.data != b->grads.data;
-    const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
+    const int divide = ctx->ranks->mean == MIXP_MEAN_BEFORE && ctx->ranks->parts > 1;
     const int divide_now = divide && (!staged || b->grads.dtype == MIXP_F32);
     if (r == MIXP_OK) r = mixpi_bucket_look(ctx, d, b, divide_now);
     if (!staged || r != MIXP_OK) return r;
@@ -153,7 +153,7 @@ static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d, mixpi
 
 /* Sums the bucket over the ranks: all of it for all ranks, or each piece for its owner. */
 static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     b->flying = b->each > 0;
     if (b->each)
         return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
@@ -238,7 +238,7 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d, mixpi
 /* Ends the exchange after a walk. */
 MIXPI_SELDOM
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixp_ranks_desc *k = ctx->ranks;
     mixpi_exchange *d = ctx->exchange;
     if (!d) return MIXP_OK;
     mixp_result r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);

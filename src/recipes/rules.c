@@ -169,25 +169,25 @@ static const mixp_recipe *mixpi_region_delayed(const mixp_context *ctx, const mi
     return NULL;
 }
 
-/* Gives a region its own copy of its recipe. */
-static void mixpi_region_recipe(mixp_context *ctx, mixp_autocast *region, int number) {
+/* Copies the recipe of a region. Returns the copy; NULL: the region has none. */
+static const mixp_recipe *mixpi_region_recipe(mixp_context *ctx, const mixp_recipe *r, int number) {
     mixpi_recipes *s = ctx->recipes;
-    const mixp_recipe *r = region->recipe;
-    if (mixpi_recipe_is_rules(ctx, r)) return;
-    region->recipe = NULL;
-    if (!r || r->kind == MIXP_RECIPE_NONE) return;
+    if (mixpi_recipe_is_rules(ctx, r)) return r;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     s->of_region[number] = *r;
-    region->recipe = &s->of_region[number];
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) s->delayed = *r;
+    return &s->of_region[number];
 }
 
 /* Opens a region with its recipe, and notes the recipe of delayed scaling if it may train. */
-static void mixpi_recipe_open(mixp_context *ctx, mixp_autocast *region, int number, int no_grad) {
-    mixpi_region_recipe(ctx, region, number);
-    const mixp_recipe *delayed = mixpi_region_delayed(ctx, region->recipe);
-    if (!delayed || ctx->evaluates || no_grad) return;
+static const mixp_recipe *mixpi_recipe_open(
+    mixp_context *ctx, const mixp_recipe *r, int number, int no_grad) {
+    const mixp_recipe *copy = mixpi_region_recipe(ctx, r, number);
+    const mixp_recipe *delayed = mixpi_region_delayed(ctx, copy);
+    if (!delayed || ctx->evaluates || no_grad) return copy;
     ctx->recipes->opened = *delayed;
     ctx->recipes->opened_in = ctx->generation;
+    return copy;
 }
 
 /* Before a walk back: a rank whose step has met no linear under delayed scaling uses the region's

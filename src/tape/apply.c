@@ -1,6 +1,7 @@
 #pragma once
 #include "../tensors/context.c"
 #include "../autocast.c"
+#include "../tape.h"
 /* ==== 7. TAPE (implementation) ======================================================== */
 
 enum { MIXPI_READS = 8 };       /* inputs whose gradients have their own read set          */
@@ -62,6 +63,17 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
 /* Does a gradient flow to t? */
 static int mixpi_wants_grad(const mixp_tensor *t) {
     return t && (t->requires_grad || t->own.from_tape);
+}
+
+/* Is it the tape's own cast operator, which operators/cast.c defines? */
+static int mixpi_is_cast(const mixp_op *op);
+
+/* A cast keeps its class, whatever class the user set: the other classes cast inputs by it. */
+static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
+    const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
+    for (int i = 0; c && i < c->n_overrides; i++)
+        if (c->overrides[i].op == op) return c->overrides[i].cls;
+    return op->cls;
 }
 
 enum { MIXPI_QUOTED = 96 };     /* characters for a quoted name in a message */

@@ -57,16 +57,19 @@ static const mixp_device *mixpi_device_of(const mixp_context_desc *d) {
     return d->portable_bits ? mixpi_cpu_portable() : mixp_cpu();
 }
 
-/* Returns NULL on failure, with the reason in *wrong. */
-static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
-    mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
+/* Makes a context with room behind it for the description of ranks, `ranks` bytes. Returns NULL on
+ * failure, with the reason in *wrong. */
+static mixp_context *mixpi_context_make(
+    const mixp_context_desc *d, size_t ranks, const char **wrong) {
+    mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx + ranks, d->user);
     if (!ctx) {
         *wrong = d->memory ? "memory_bytes is too small"
                            : "out of memory: the allocator returned NULL for the context";
         return NULL;
     }
 
-    memset(ctx, 0, sizeof *ctx);
+    memset((void *)ctx, 0, sizeof *ctx + ranks);
+    ctx->ranks = (mixp_ranks_desc *)(void *)(ctx + 1);
     ctx->device = mixpi_device_of(d);
     ctx->seed = d->seed;
     ctx->walk.f32_gradients = d->f32_gradients;

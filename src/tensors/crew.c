@@ -125,11 +125,11 @@ static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who) {
 
 /* Parts of a batch that one step processes, one for each rank. */
 static uint64_t mixpi_world(const mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u;
+    return mixpi_crew_of(ctx) ? (uint64_t)ctx->world : 1u;
 }
 
 /* This context's place among these parts, from 0. */
-static int mixpi_place(const mixp_context *ctx) { return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
+static int mixpi_place(const mixp_context *ctx) { return mixpi_crew_of(ctx) ? ctx->place : 0; }
 
 /* Key of this step's random numbers. Each rank has its own key, for its part of the batch. */
 static uint64_t mixpi_random_step(const mixp_context *ctx) {
@@ -137,9 +137,7 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
 }
 
 /* Are the optimizers' states sharded over the ranks? */
-static int mixpi_is_sharded(const mixp_context *ctx) {
-    return mixpi_crew_of(ctx) && ctx->ranks.shard && ctx->ranks.size > 1;
-}
+static int mixpi_is_sharded(const mixp_context *ctx) { return mixpi_crew_of(ctx) && ctx->sharded; }
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
 static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {

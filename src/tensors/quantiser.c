@@ -1,6 +1,6 @@
 #pragma once
 #include "structs.c"
-#include "../autocast.h"
+#include "../recipe.h"
 /* --- the table of the recipes' functions ---------------------------------------------------- *
  *
  * The rooms of the loop call recipes only through this table, and only after a recipe was set or a
@@ -16,7 +16,7 @@ struct mixpi_quantiser {
     /* autocast */
     const char *(*refuses)(mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r,
                            mixp_result *code);
-    void        (*opens)(mixp_context *ctx, mixp_autocast *region, int number, int no_grad);
+    const mixp_recipe *(*opens)(mixp_context *ctx, const mixp_recipe *r, int number, int no_grad);
     /* linear layers: call->attrs is a mixpi_product */
     int         (*leaves)(mixp_context *ctx, mixp_tensor *up, mixp_tensor *down);
     mixp_result (*decide)(struct mixp_call *c);
@@ -63,11 +63,11 @@ static const char *mixpi_quantiser_refuses(
     return "this build has no recipes: compile without MIXPREC_NO_RECIPES";
 }
 
-/* Gives the region `number`, which is about to open, a copy of its recipe. */
-static void mixpi_quantiser_opens(
-    mixp_context *ctx, mixp_autocast *region, int number, int no_grad) {
-    if (mixpi_quantiser_of(ctx)) ctx->quantiser->opens(ctx, region, number, no_grad);
-    else region->recipe = NULL;
+/* Copies the recipe r of the region `number`, which is about to open. Returns the copy; NULL: the
+ * region has no recipe. */
+static const mixp_recipe *mixpi_quantiser_opens(
+    mixp_context *ctx, const mixp_recipe *r, int number, int no_grad) {
+    return mixpi_quantiser_of(ctx) ? ctx->quantiser->opens(ctx, r, number, no_grad) : NULL;
 }
 
 /* Do recipes leave two linear layers with these weights in bf16? Counts them if so. */

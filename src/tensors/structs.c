@@ -1,5 +1,5 @@
 #pragma once
-#include "../ranks.h"
+#include "../tensors.h"
 #include "../macros.c"
 #include "../cpu/float_mode.c"
 /* ==== 5. TENSORS (implementation) ===================================================== */
@@ -218,7 +218,9 @@ struct mixp_context {
     const mixpi_watcher *watcher;   /* functions of the guard; NULL: this build has none   */
     mixpi_watch    *watch;      /* state of the guard; NULL: no guard was ever started     */
     const mixpi_crew *crew;     /* functions of the ranks; NULL: the context has no ranks  */
-    mixp_ranks_desc ranks;      /* set if crew is                                          */
+    mixp_ranks_desc *ranks;     /* their description, behind the context; zeros without ranks */
+    int             place, world;   /* this rank, from 0, and the number of ranks, if crew is set */
+    int             sharded;    /* 1: optimizers' states are sharded over the ranks         */
     mixpi_exchange *exchange;   /* exchange of gradients between the ranks, made at its first use */
     int             busy;       /* 1: the other ranks know that this rank works without them */
 };

@@ -33,6 +33,43 @@ check 'a room that includes a later one is refused'           refused wrong.h 's
 check 'a room that is not there is refused'                   refused missing.h 'src/none.h cannot be read'
 cd - >/dev/null || exit 1
 
+# --- sections -------------------------------------------------------------------------------
+# A header's section is that of its banner, "==== 7. TAPE", or of the header before it; a room's section is that of the
+# banner in its folder, or of the room before it. A room includes no header of a later section.
+sections() {
+    (cd "$1" && sed -n 's/^#include "\(.*\)"$/\1/p' mixprec.h | while read -r room; do
+        sed -n -e "s,^/\* ==== \([0-9]*\)\. .*,$room banner \1,p" -e "s,^#include \"\(.*\)\"\$,$room includes \1,p" \
+            -e "1s,.*,$room room 0,p" "$room"
+    done) | awk '
+        function folder(name) { return sub(/\/[^\/]*$/, "", name) ? name : "" }
+        $2 == "room"          { order[++n] = $1 }
+        $2 == "banner"        { of[$1] = of[folder($1) != "" ? folder($1) : $1] = $3 }
+        $2 == "includes"      { room[++m] = $1; sub(/.*\//, "", $3); header[m] = $3 }
+        END {
+            now = 1
+            for (i = 1; i <= n; i++) {
+                if (order[i] ~ /\.c$/ && order[i - 1] ~ /\.h$/) now = 1
+                if (order[i] in of) now = of[order[i]]
+                else if (folder(order[i]) in of) now = of[folder(order[i])]
+                section[order[i]] = now
+            }
+            for (i = 1; i <= m; i++)
+                if (room[i] ~ /\.c$/ && section[header[i]] > section[room[i]]) {
+                    print "src/" room[i] ": section " section[room[i]] "; " header[i] " is of section " section[header[i]]
+                    bad = 1
+                }
+            exit bad
+        }'
+}
+seen() {    # ROOM HEADER: an include that is planted in a copy
+    sed -i "1a #include \"../$2\"" "$tmp/copy/$1"
+    sections "$tmp/copy" | grep -x "src/$1: section [0-9]*; $2 is of section [0-9]*"
+}
+cp -r src "$tmp/copy"
+check 'no room includes a header of a later section'        sections src
+check 'such an include is reported: of a folder'            seen tensors/params.c tape.h
+check 'of a room in no folder, and of one without a banner' eval 'seen scaler.c step.h && seen walk/marks.c operators.h'
+
 # --- their size -----------------------------------------------------------------------------
 small() { wc -l src/*.[hc] src/*/* | awk '$2 != "total" && $1 > 900 { print; bad = 1 } END { exit bad }'; }
 check 'no room is longer than 900 lines'                    small
