@@ -35,8 +35,9 @@ $(OWN:%=$(BUILD)/%): private light = -O0
 
 # Tests and scripts that only make test-long runs; CUDA_LATER (tests/cuda/cuda.mk) names CUDA's. Each option, room or
 # tool that they test has other tests in make test.
-LATER = $(addprefix $(BUILD)/,test_block test_checkpoint_stdio test_everyday_recipes fuzz_resume)
-LATER_SCRIPTS = tests/cuda/test_gpu.sh tests/tools/test_cmake.sh tests/cpu/test_tile.sh
+LATER = $(addprefix $(BUILD)/,test_amx test_block test_checkpoint_stdio test_everyday_recipes fuzz_graph fuzz_orders fuzz_resume)
+LATER_SCRIPTS = tests/cuda/test_gpu.sh tests/tools/test_cmake.sh tests/cpu/test_tile.sh tests/files/test_names.sh \
+                tests/tools/test_only_formats.sh tests/tools/test_slow_build.sh
 $(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads $(BUILD)/test_ranks_buffers $(BUILD)/test_ranks_state: private LDLIBS += -pthread
 
 # Tests that look inside the library compile only the functions that they call (tests/support/internals.h). Two call
@@ -134,10 +135,11 @@ SANE_RUN  = $(SANE_LONG:%='MIXPREC_TEST_QUICK=1 %') $(filter-out $(SANE_LONG),$(
 CASES = codes=every_way kernels=test_binary recipes=instruction_sets attention=longer ranks=long_sums ranks_tcp=dtypes ranks_buffers=programs \
         report=test_decimal_comma $(foreach c,narrow_products with_codes near_the_cpu replays,$(if $(CUDA_TESTS),cuda_recipes=$c))
 SHORTER = $(BUILD)/test_everyday_recipes $(if $(CUDA_TESTS),$(BUILD)/test_cuda_everyday_recipes)
-WHOLE = $(BUILD)/test_gemm $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(filter-out $(SHORTER),$(LATER))
+# (variant.sh amx runs test_amx)
+WHOLE = $(BUILD)/test_gemm $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(filter-out %/test_amx $(SHORTER),$(LATER))
 WHOLE_CASES = $(foreach c,$(CASES),'MIXPREC_TEST_ONLY=$(word 2,$(subst =, ,$c)) $(BUILD)/test_$(word 1,$(subst =, ,$c))') \
               $(WHOLE) $(SHORTER:%='MIXPREC_TEST_QUICK=1 %')
-WHOLE_SCRIPTS = $(LATER_SCRIPTS) tests/tools/symbols.sh tests/tools/test_slow_build.sh tests/tools/test_only_formats.sh tests/tools/test_cases.sh \
+WHOLE_SCRIPTS = $(LATER_SCRIPTS) tests/tools/symbols.sh tests/tools/test_cases.sh \
                 tests/programs/test_tiny_gpt.sh tests/programs/test_show.sh tests/programs/test_bert.sh tests/programs/test_trail.sh
 
 test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(subst =, ,$c))) $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, simulated CUDA, nvcc's PTX
@@ -146,7 +148,11 @@ test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(WHOLE_CASES) $(WHOLE_SCRIPTS) \
 	    tests/tools/rooms.sh tests/tools/format.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh tests/programs/test_real_data.sh 'tests/tools/compile_matrix.sh languages' 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
 	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/test_workflows.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
-	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
+	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py)) \
+	    $(BARE:%='CXX=absent PYTHON=absent CUDA= NVCC= MIXPREC_TEST_QUICK=2 %')
+
+# What make test does where only cc and make are: the scripts that ask for more than a C compiler.
+BARE = $(shell grep -lE 'CXX|PYTHON|cmake' $(filter-out $(LATER_SCRIPTS) tests/trainer/test_trainer.sh,$(SCRIPTS)))
 
 # Too long for CI on two cores. tests/tools/variant.sh lists them.
 VARIANTS ?= no_ranks no_watch no_checkpoint no_recipes ofast gnu finite sanitizers threads clang O0 O3 lto trapv char tiles_all m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \

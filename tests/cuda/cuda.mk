@@ -5,7 +5,7 @@
 # long tests with the sanitizers, which take three times as long. The simulation's own tests check
 # the sanitizers' messages, so they always use the sanitizers. CUDA_LATER names the tests that only
 # make test-long runs.
-CUDA_LATER  = attention_apart by_hand ema everyday_recipes face jvp lt_narrow recompute replays
+CUDA_LATER  = attention_apart by_hand ema everyday_recipes face guard jvp layouts lt_narrow muon narrow products recompute replays training
 CUDA_SANE  := $(if $(CUDA),$(patsubst $(BUILD)/%,$(BUILD)/sane/%,$(call program,test_cuda*.cpp)))
 CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
 CUDA_TESTS := $(filter-out $(CUDA_LATER:%=$(BUILD)/test_cuda_%),$(CUDA_PLAIN))

@@ -14,7 +14,10 @@ program() { # ENTRY TYPE POINTER ARGUMENTS
 }
 c_says()   { $CC -std=c99 -I. -fsyntax-only "$tmp/p.c" 2>"$tmp/said"; grep -q 'incompatible' "$tmp/said"; }
 cxx_says() { ! $CXX -std=c++11 -I. -fsyntax-only "$tmp/p.cpp" 2>"$tmp/said" && grep -q 'cannot convert\|cannot initialize\|no matching' "$tmp/said"; }
-silent()   { $CC -std=c99 -Wall -Wextra -Werror -I. -fsyntax-only "$tmp/p.c" && $CXX -std=c++11 -Wall -Wextra -Werror -I. -fsyntax-only "$tmp/p.cpp"; }
+c_quiet()   { $CC -std=c99 -Wall -Wextra -Werror -I. -fsyntax-only "$tmp/p.c"; }
+cxx_quiet() { $CXX -std=c++11 -Wall -Wextra -Werror -I. -fsyntax-only "$tmp/p.cpp"; }
+# in_cxx NAME COMMAND...: a check, or a skip where no C++ compiler is.
+in_cxx() { if command -v "$CXX" >/dev/null 2>&1; then check "$@"; else skip 'no C++ compiler'; fi; }
 
 # Every entry of f32 and i32 with another pointer; every type of every entry with its own.
 for entry in $entries; do
@@ -23,13 +26,14 @@ for entry in $entries; do
         program "$name" "${wrong%:*}" "${wrong#*:}" "$arguments" >"$tmp/p.c"
         cp "$tmp/p.c" "$tmp/p.cpp"
         check "C warns of mixp_${name}_${wrong%:*} of ${wrong#*:} *" c_says
-        if command -v "$CXX" >/dev/null 2>&1; then check "C++ refuses it" cxx_says; else skip 'no C++ compiler'; fi
+        in_cxx "C++ refuses it" cxx_says
     done
     : >"$tmp/all"
     for type in $types; do program "$name" "${type%:*}" "${type#*:}" "$arguments" | sed "s/use/use_${type%:*}/g" >>"$tmp/all"; done
     cp "$tmp/all" "$tmp/p.c"
     cp "$tmp/all" "$tmp/p.cpp"
-    check "mixp_${name}_... of the right type: no word" silent
+    check  "mixp_${name}_... of the right type: no word" c_quiet
+    in_cxx "nor in C++" cxx_quiet
 done
 
 # clang warns by itself (-Wempty-body), gcc with -Wall (-Wmisleading-indentation).
