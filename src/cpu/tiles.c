@@ -168,6 +168,10 @@ typedef struct mixpi_tiles {
     int64_t     rows, columns;
     int         how;            /* MIXPI_TILES_BF16, ...; split: packed, without a tail    */
     int         more;           /* 1 = add to c's values; 0 = begin at 0                   */
+    uintptr_t   ask;            /* the first line that the first step prefetches           */
+    int64_t     asks;           /* lines that each step prefetches                         */
+    uintptr_t   ask_row;        /* from such a line to the next                            */
+    uintptr_t   ask_step;       /* from a step's first line to that of the next step       */
 } mixpi_tiles;
 
 /* The four products of the tiles of a by those of b. */
@@ -177,21 +181,16 @@ typedef struct mixpi_tiles {
     if (tall) DOT(2, 5, 6);                                                               \
     if (tall && wide) DOT(3, 5, 7);
 
-/* A step of a and of b. b is loaded past L1: a panel of a meets many panels of b, so it stays in
- * L1. On an Emerald Rapids this is 2 to 14 % faster than a past L1. */
+/* A step of a and of b: the loads, then the products, because a core that works for two threads
+ * does not overlap the two; there this order saves a tenth. b is loaded past L1: a panel of a meets
+ * many panels of b, so it stays in L1. On an Emerald Rapids this is 2 to 14 % faster than a past
+ * L1. */
 #define MIXPI_TILES_STEP_BY(DOT)                                                          \
     MIXPI_AMX_LOAD(4, a, row);                                                            \
     MIXPI_AMX_LOAD_PAST(6, b, 64);                                                        \
-    DOT(0, 4, 6);                                                                         \
-    if (wide) {                                                                           \
-        MIXPI_AMX_LOAD_PAST(7, b + 1024, 64);                                             \
-        DOT(1, 4, 7);                                                                     \
-    }                                                                                     \
-    if (tall) {                                                                           \
-        MIXPI_AMX_LOAD(5, a + below, row);                                                \
-        DOT(2, 5, 6);                                                                     \
-        if (wide) DOT(3, 5, 7);                                                           \
-    }
+    if (wide) MIXPI_AMX_LOAD_PAST(7, b + 1024, 64);                                       \
+    if (tall) MIXPI_AMX_LOAD(5, a + below, row);                                          \
+    MIXPI_TILES_DOTS(DOT)
 MIXPI_V void MIXPI_P(tiles_step)(const char *a, int64_t row, int64_t below, const char *b,
                                  const int tall, const int wide, const int how) {
     if (how == MIXPI_TILES_F16) {
@@ -252,6 +251,7 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
     const int     back = how == MIXPI_TILES_SPLIT_BACK, both = how == MIXPI_TILES_SPLIT || back;
     const int64_t row = t->a_row, below = t->a_below, step = t->a_step, line = t->c_row * 4;
     const char   *a = (const char *)t->a, *b = (const char *)t->b;
+    uintptr_t     ask = t->ask;
     float        *c = t->c, *low = c + 16 * t->c_row;
 
     /* The sums begin at 0 or at c. */
@@ -275,6 +275,10 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
         else MIXPI_P(tiles_step)(a, row, below, b, tall, wide, how);
         a += step;
         b += both || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
+        uintptr_t next = ask;
+        for (int64_t r = t->asks; r > 0; r--, next += t->ask_row)
+            MIXPI_PREFETCH_FAR((const char *)next);
+        ask += t->ask_step;
     }
     if (how < MIXPI_TILES_SPLIT && t->a_tail)
         MIXPI_P(tiles_step)((const char *)t->a_tail, 64, 1024, b, tall, wide, how);

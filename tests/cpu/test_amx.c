@@ -88,6 +88,40 @@ static void bf16_of_the_larger_table(void) {
         try_sizes(d, MIXP_BF16, 1 + random_to(70), 1 + random_to(70), random_to(70), 1);
 }
 
+/* A large a' b in f32 whose rows are whole cache lines is written past the caches. At any other address it is not.
+ * Both results are exact, and no store touches the padding. */
+static void large_gradients(void) {
+    enum { M = 544, N = 1008, LD = 1024 };      /* more than 2 MB, and a last panel of 16 columns */
+    const mixp_device *d = device_of(MIXP_ISA_AMX);
+    static mixp_bf16 a[2][M], b[2][N];
+    static float     room[M * LD + 32];
+    if (!d) SKIP("no AVX-512");
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < M; i++) a[k][i] = mixp_bf16_from_f32((float)(random_to(17) - 8));
+        for (int j = 0; j < N; j++) b[k][j] = mixp_bf16_from_f32((float)(random_to(17) - 8));
+    }
+    for (int past = 0; past < 2; past++) {
+        runner    r;
+        mixp_exec x = runner_exec(&r, 2);
+        float    *c = room + (64 - (uintptr_t)room % 64) / 4 + past;
+        mixp_gemm_args g;
+        memset(&g, 0, sizeof g);
+        g.m = g.lda = M; g.n = g.ldb = N; g.k = 2; g.batch = 1;
+        g.trans_a = 1; g.alpha = 1; g.ldc = LD;
+        g.a = mixpi_in(a, MIXP_BF16);
+        g.b = mixpi_in(b, MIXP_BF16);
+        g.c = mixpi_out_to(c, MIXP_F32, 0);
+        memset(room, 0xFF, sizeof room);
+        CHECK_INT(d->kernels->gemm(&x, &g), MIXP_OK);
+        CHECK(runner_end(&r));
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++)
+                CHECK(c[i * LD + j] == mixp_get(g.a, i) * mixp_get(g.b, j) + mixp_get(g.a, M + i) * mixp_get(g.b, N + j));
+        for (int i = 0; i < M - 1; i++)
+            for (int j = N; j < LD; j++) CHECK(mixp_bits_of_f32(c[i * LD + j]) == 0xFFFFFFFFu);
+    }
+}
+
 /* What tiles do not multiply goes as ever: not a bit differs. */
 static void other_products_are_avx512s(void) {
     const mixp_device *d = device_of(MIXP_ISA_AMX), *avx = mixp_cpu_with(MIXP_ISA_AVX512);
@@ -808,6 +842,7 @@ int main(void) {
     RUN(emulation_by_rows_is_that_by_elements);
     RUN(bf16_of_any_size);
     RUN(bf16_of_the_larger_table);
+    RUN(large_gradients);
     RUN(several_blocks);
     RUN(f16_of_any_size);
     RUN(split_of_any_size);
