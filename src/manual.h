@@ -209,10 +209,8 @@
  * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
  * by 16 bits of each probability).
  *
- * AVX512_BF16 counts a subnormal as 0, so an element of a product that meets a subnormal may differ
- * from other sets. FMLAL and BFMLAL are bit-identical to FMA. The two AMX sets have their own order
- * of sums, and attention by AMX keeps 16 bits of a probability. Each set is bit-identical on every
- * machine that has it, at any number of threads. docs/bits.md has the order of each sum.
+ * AVX512_BF16 counts a subnormal as 0, and AMX has its own order of sums. Each set is bit-identical on
+ * every machine that has it, at any number of threads. docs/bits.md has the order of each sum.
  *
  * With portable_bits every row of the second column is bit-identical on all machines with SIMD.
  *
@@ -274,17 +272,8 @@
  *     a scaler or an optimizer is freed after      a crash: free them before the context, or not at
  *       its context                                  all
  *
- * FROM PYTORCH: examples/amp has one program for each section of PyTorch's page of AMP examples,
- * with PyTorch's call beside each of ours
- *
- *     typical training             examples/amp/typical.c
- *     gradient clipping            examples/amp/clipping.c
- *     gradient accumulation        examples/amp/accumulation.c
- *     gradient penalty             examples/amp/penalty.c (mixp_jvp in place of create_graph)
- *     several models, losses and   examples/amp/several.c
- *       optimizers
- *     custom autograd functions    examples/amp/own_product.c (low dtype), own_function.c (f32)
- *     several GPUs                 examples/ddp_fork.c and its relatives: one process for each GPU
+ * FROM PYTORCH: docs/pytorch.md has mixprec's call for each call of PyTorch. examples/amp has one
+ * program for each section of PyTorch's page of AMP examples.
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never

@@ -107,18 +107,7 @@ struct mixp_ranks_desc {
  * as many ranks, and within 2^-22 of the norm without scatter. Clipping therefore changes last
  * bits. mixp_optimizer_sample counts only this rank's pieces.
  *
- * WHAT SUMS LOSE: relative error (rms) of the mean of 8 ranks' gradients, against the mean in
- * double. Measured by build/bench/bench_ranks losses, which also measures 2 and 4 ranks:
- *
- *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
- *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
- *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
- *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
- *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
- *
- * In f32 the error is only the last rounding, with BEFORE and with AFTER. The low_sums columns
- * round each addition, as NCCL does; the adapters for CPUs in examples/ round only the sum. In the
- * last row, a rank's own gradient is already Inf in 14.6 % of the elements. */
+ * docs/ranks.md shows what sums in f32 and low_sums lose. */
 
 #ifndef MIXPREC_NO_RANKS
 /* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks

@@ -154,15 +154,11 @@ typedef struct mixp_context_desc {
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
  * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf in MXFP8 becomes
  * NaN; bf16 products preserve the Inf. Codes and scales need scratch memory: about 1 byte for each
- * element of both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the
- * codes took longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16.
- * Since that measurement the GPU's own conversion makes the codes, with a sixth of the
- * instructions; the new code has not been measured. Keep narrow_products off until you have
- * measured narrow_products on your GPU. The CPU ignores narrow_products. */
+ * element of both operands. On an H100 narrow_products saved no time (docs/gpu.md): keep it off until
+ * you have measured it on your GPU. The CPU ignores narrow_products. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
- * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.8 %
- * faster with it and 1.8 % with BIAS as well; none elsewhere, where nothing has been measured.
+ * 0, the device chooses the flags: GELU_BF16 on capability 9.0, none elsewhere (docs/gpu.md).
  * Measure others on your GPU with gemm_measure or tests/bench/bench_cuda. cuBLASLt's tanh may be
  * off by 2^-11, which is less than the rounding of bf16. A CPU ignores all flags. */
 enum {
@@ -174,7 +170,7 @@ enum {
 };
 
 /* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
- * Other callbacks (allocators, observers, the fn of mixp_check_gradients) must not. After an
+ * Other callbacks (allocators, observers) must not. After an
  * exception, call mixp_context_clear_error and then mixp_step_begin: the state is then consistent.
  * The walk in progress has failed, and its gradients are forgotten. Call mixp_context_clear_error
  * where you catch, or further up the stack. A call from deeper on the stack is refused once,
