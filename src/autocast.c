@@ -324,12 +324,12 @@ static int mixpi_is_low(mixp_dtype dtype) { return dtype == MIXP_F16 || dtype ==
 
 /* Counts a result in a region, for the warning of mixpi_casting_turn. */
 static void mixpi_count_lowered(
-    mixpi_casting *c, mixp_autocast region, const mixp_op *op, const mixp_tensor *out) {
+    mixpi_casting *c, mixp_autocast region, const char *op, const mixp_tensor *out) {
     if (!mixpi_is_low(region.dtype)) return;
     c->lowerable++;
     c->low = region.dtype;
     if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
-    else c->unlowered = op->name;
+    else c->unlowered = op;
 }
 
 static void mixpi_count_activation_cast(mixp_context *ctx) {

@@ -141,7 +141,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     if (r == MIXP_OK && c->out->count) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     if (!mixpi_is_real(c->out->dtype)) return r;
-    if (region.level) mixpi_count_lowered(ctx->casting, region, c->op, c->out);
+    if (region.level) mixpi_count_lowered(ctx->casting, region, c->op->name, c->out);
     return r;
 }
 
