@@ -33,10 +33,9 @@ static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
 
 MIXPI_SELDOM
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
-    mixp_context_desc d;
     mixp_context *ctx = NULL;
     mixpi_block *block = NULL;
-    memset(&d, 0, sizeof d);
+    mixp_context_desc d = MIXPI_ZERO;
     if (desc) d = *desc;
 
     const char *wrong = mixpi_desc_wrong(&d);

@@ -19,6 +19,13 @@
 #  define MIXPI_SELDOM
 #endif
 
+/* The value of a struct whose fields are all 0. */
+#ifdef __cplusplus
+#  define MIXPI_ZERO {}
+#else
+#  define MIXPI_ZERO {0}
+#endif
+
 /* Calls, and returns from this function if the call failed. For functions that clean up nothing. */
 #define MIXPI_TRY(call) \
     do { \

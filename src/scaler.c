@@ -162,7 +162,6 @@ static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *sta
 
 MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
-    mixp_scaler_state first;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
     mixpi_warn_of_made(ctx, "mixp_scaler_new");
     mixp_scaler *s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
@@ -173,7 +172,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
         return NULL;
 
     /* The state lies in device memory, where updates change it. */
-    memset(&first, 0, sizeof first);
+    mixp_scaler_state first = MIXPI_ZERO;
     s->scale_given = s->desc.init_scale != 0.0f;
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
@@ -364,10 +363,9 @@ static int32_t *mixpi_loss_bad(const mixp_scaler *s) {
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
-    mixp_scale_by_args k;
     if (!scaler) return mixpi_report_freed_scaler(c->ctx);
     if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
-    memset(&k, 0, sizeof k);
+    mixp_scale_by_args k = MIXPI_ZERO;
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
     k.a = mixpi_call_from(c);
@@ -385,12 +383,11 @@ static const mixp_op mixpi_scale_op =
  * used. */
 static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     mixp_context *ctx = s->ctx;
-    mixp_scale_by_args k;
     mixp_result r = MIXP_OK;
     if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_is_real(loss->dtype)) return MIXP_OK;
     if (!s->began) r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
     s->began = 1; /* a loss of this update is known */
-    memset(&k, 0, sizeof k);
+    mixp_scale_by_args k = MIXPI_ZERO;
     k.n = loss->count;
     k.factor = &s->state->scale;
     k.bad = mixpi_loss_bad(s);
@@ -503,14 +500,13 @@ static void mixpi_scale_lose(const mixp_scaler *scaler) {
 static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
     const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
-    mixp_call reader;
     if (mixpi_class_of(ctx, plain) != plain->cls) return 0; /* the user overrode its class */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || mixpi_is_seen(ctx)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
         !logits->own.from_tape || mixpi_is_no_grad(ctx))
         return 0;
-    memset(&reader, 0, sizeof reader);
+    mixp_call reader = MIXPI_ZERO;
     reader.ctx = scaler->ctx;
     reader.in = &logits;
     return mixpi_call_readers(&reader, 0) == 0;

@@ -37,8 +37,6 @@ static mixpi_convert_kernel mixpi_convert_best(void) {
 static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, mixp_in src,
     int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
-    mixp_convert_args k;
-    mixp_exec x;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (n == 0) return MIXP_OK;
     if (n < 0 || !dst.data || !src.data || (uint64_t)n > (size_t)-1 / 8 / 2)
@@ -47,9 +45,9 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
         return MIXP_ERR_ARGUMENT;
 
     /* One call of the kernel, on this thread. */
-    memset(&x, 0, sizeof x);
+    mixp_exec x = MIXPI_ZERO;
     x.threads = 1;
-    memset(&k, 0, sizeof k);
+    mixp_convert_args k = MIXPI_ZERO;
     k.n = n;
     k.src = src;
     k.dst = dst;

@@ -9,23 +9,22 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
     uint32_t a[MIXPI_LOOK_LANES], top[MIXPI_LOOK_LANES], low[MIXPI_LOOK_LANES];
     int32_t zeros[MIXPI_LOOK_LANES], all = 0;
     uint32_t largest = 0, smallest = 0xFFFFFFFFu;
-    int i, j;
     if (n % MIXPI_LOOK_LANES) return 0;
 
     /* Each lane keeps its own largest, smallest and zeros. */
     memset(top, 0, sizeof top);
     memset(low, 0xFF, sizeof low);
     memset(zeros, 0, sizeof zeros);
-    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+    for (int i = 0; i < n; i += MIXPI_LOOK_LANES) {
         memcpy(a, x + i, sizeof a);
-        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        for (int j = 0; j < MIXPI_LOOK_LANES; j++) {
             uint32_t v = a[j] & 0x7FFFFFFFu, below = v - 1u;    /* of 0: the largest there is */
             top[j] = v > top[j] ? v : top[j];
             low[j] = below < low[j] ? below : low[j];
             zeros[j] += v == 0;
         }
     }
-    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+    for (int j = 0; j < MIXPI_LOOK_LANES; j++) {
         largest = top[j] > largest ? top[j] : largest;
         smallest = low[j] < smallest ? low[j] : smallest;
         all += zeros[j];
@@ -48,16 +47,15 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
     const int32_t past = (int32_t)at->past;
     int32_t a[MIXPI_LOOK_LANES], found[8][MIXPI_LOOK_LANES];
-    int i, j;
 
     /* Each lane counts for itself. */
     memset(found, 0, sizeof found);
-    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+    for (int i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
         /* Lanes beyond the end are Inf, which only `nonfinite` counts. */
-        for (j = m; j < MIXPI_LOOK_LANES; j++) a[j] = inf;
+        for (int j = m; j < MIXPI_LOOK_LANES; j++) a[j] = inf;
         memcpy(a, x + i, (size_t)m * sizeof *a);
-        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        for (int j = 0; j < MIXPI_LOOK_LANES; j++) {
             int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
             found[0][j] = finite > found[0][j] ? finite : found[0][j];
             found[1][j] += v >= inf;
@@ -69,7 +67,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
             found[7][j] |= v > inf;
         }
     }
-    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+    for (int j = 0; j < MIXPI_LOOK_LANES; j++) {
         if (found[0][j] > p->top) p->top = found[0][j];
         p->nonfinite += found[1][j];
         p->zeros += found[2][j];

@@ -150,16 +150,15 @@ typedef struct mixpi_sum {
 static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
                            mixp_out y) {
     int64_t step = 1;
-    int i, k;
     memset(m, 0, sizeof *m);
     m->fn = fn;
     m->each = mixpi_is_single(fn) ? mixpi_singly : NULL;
     m->y = y;
     m->axes.rank = rank;
     m->axes.arrays = 1;
-    for (i = rank - 1; i >= 0; i--) {
+    for (int i = rank - 1; i >= 0; i--) {
         m->axes.n[i] = shape[i];
-        for (k = 0; k < 4; k++) m->axes.s[k][i] = step;
+        for (int k = 0; k < 4; k++) m->axes.s[k][i] = step;
         step *= shape[i];
     }
 }
@@ -225,11 +224,10 @@ static void mixpi_map_merge(mixpi_map *m) {
 static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
                               int64_t *off) {
     const mixpi_axes *x = &m->axes;
-    int axis, k;
-    for (axis = x->rank - 2; axis >= 0 && index > 0; axis--) {
+    for (int axis = x->rank - 2; axis >= 0 && index > 0; axis--) {
         int64_t n = x->n[axis], i = index < n ? index : index % n;
         if ((x->s[0][axis] == 0) != summed) continue;
-        for (k = 0; k < x->arrays; k++) off[k] += i * x->s[k][axis];
+        for (int k = 0; k < x->arrays; k++) off[k] += i * x->s[k][axis];
         index = index < n ? 0 : index / n;
     }
 }

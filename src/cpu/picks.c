@@ -7,11 +7,10 @@
 MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t first,
                                   int64_t n, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
-    int64_t i, j;
-    for (j = 0; j < k->n; j++) {
+    for (int64_t j = 0; j < k->n; j++) {
         const float *p =
             MIXPI_P(read)(k->a, (o * k->n + j) * k->inner + first, n, buf);
-        for (i = 0; i < n; i++) mixpi_most_take(&most[i], p[i], j);
+        for (int64_t i = 0; i < n; i++) mixpi_most_take(&most[i], p[i], j);
     }
 }
 
@@ -117,8 +116,7 @@ MIXPI_KERNEL(gather_backward, mixpi_cpu_gather_backward, mixp_gather_args,
 /* p and q become p cos - q sin and q cos + p sin. All arrays have room for a multiple of 16. */
 MIXPI_K void MIXPI_P(rope_rotate)(float *p, float *q, const float *c, const float *s,
                                 float sign, int64_t n) {
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v a = mixpi_vload(p + j), b = mixpi_vload(q + j);
         mixpi_v cosine = mixpi_vpart(c + j, n - j);
         mixpi_v sine = mixpi_vmul(mixpi_vset(sign), mixpi_vpart(s + j, n - j));
@@ -133,19 +131,18 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     const mixp_rope_args *k = job->k;
     float buf[MIXPI_BLOCK], p[MIXPI_ROPE_PART], q[MIXPI_ROPE_PART];
     const float *a = MIXPI_P(read)(k->a, at + 2 * i, 2 * n, buf);
-    int64_t j;
 
     /* rope_rotate wants the two elements of pairs apart. */
     memset(p, 0, sizeof p);
     memset(q, 0, sizeof q);
-    for (j = 0; j < n; j++) {
+    for (int64_t j = 0; j < n; j++) {
         p[j] = a[2 * j];
         q[j] = a[2 * j + 1];
     }
 
     MIXPI_P(rope_rotate)(p, q, job->cosine + row + i, job->sine + row + i,
                        k->back ? -1.0f : 1.0f, n);
-    for (j = 0; j < n; j++) {
+    for (int64_t j = 0; j < n; j++) {
         buf[2 * j] = p[j];
         buf[2 * j + 1] = q[j];
     }

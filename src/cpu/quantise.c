@@ -274,10 +274,9 @@ MIXPI_V uint32_t MIXPI_P(q_block_amax)(const mixpi_quantising *q, int64_t row, i
                                  int64_t col, int64_t n) {
     const mixp_in x = q->k.x;
     mixpi_vcodes largest = MIXPI_P(q_none)();
-    int64_t r, c;
-    for (r = row; r < row + rows; r++) {
+    for (int64_t r = row; r < row + rows; r++) {
         const int64_t at = r * q->k.cols + col;
-        for (c = 0; c < n; c += 16)
+        for (int64_t c = 0; c < n; c += 16)
             largest = MIXPI_P(q_look)(largest, MIXPI_P(q_load_part)(x, at + c, n - c));
     }
     return MIXPI_P(q_largest)(largest, x.dtype);
@@ -331,11 +330,10 @@ MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, in
                                        mixpi_v out) {
     uint8_t codes[16];
     float scales[16];
-    int i;
     if (q->k.scale == MIXP_SCALE_E4M3) mixpi_vput(MIXP_F8_E4M3, codes, out, 0);
     else {
         mixpi_vstore(scales, out);
-        for (i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
+        for (int i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
     }
     memcpy(q->k.scales + at, codes, (size_t)n);
 }

@@ -202,8 +202,7 @@ typedef struct mixpi_entropy_both_job {
 /* The backward pass of the loss that k computes. */
 static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
     const mixp_cross_entropy_both_args *k) {
-    mixp_cross_entropy_backward_args back;
-    memset(&back, 0, sizeof back);
+    mixp_cross_entropy_backward_args back = MIXPI_ZERO;
     back.rows = k->loss.rows;
     back.cols = k->loss.cols;
     back.ignore = k->loss.ignore;
@@ -355,8 +354,7 @@ static uint64_t mixpi_topk_rank(const mixp_topk_args *k, int64_t row, int32_t i)
 static void mixpi_topk_sift(
     const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at, int64_t n, int32_t moved) {
     const uint64_t own = mixpi_topk_rank(k, row, moved);
-    int64_t child;
-    for (child = 2 * at + 1; child < n; child = 2 * at + 1) {
+    for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
         uint64_t last = mixpi_topk_rank(k, row, heap[child]), other;
         other = child + 1 < n ? mixpi_topk_rank(k, row, heap[child + 1]) : last;
         if (other < last) {

@@ -12,8 +12,7 @@ MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t 
 MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float by,
                                     int64_t n) {
     mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
-    int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (int64_t j = 0; j < n; j += 16)
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
 }
 
@@ -180,9 +179,8 @@ MIXPI_KERNEL(softmax_backward, mixpi_cpu_softmax_backward, mixp_softmax_backward
 /* Elements [i, i+n) of a as floats, or `value` if a has no data. */
 MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n,
                                       float *buf) {
-    int64_t j;
     if (a.data) return MIXPI_P(read)(a, i, n, buf);
-    for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
+    for (int64_t j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
     return buf;
 }
 
@@ -219,8 +217,7 @@ MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n,
     float gamma_buf[MIXPI_BLOCK], beta_buf[MIXPI_BLOCK];
     const float *gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, gamma_buf);
     const float *beta = MIXPI_P(read_or)(k->rms ? none : k->beta, 0.0f, i, n, beta_buf);
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v h = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
         mixpi_v g = mixpi_vpart(gamma + j, n - j);
         mixpi_vstore(x + j, mixpi_vfma(h, g, mixpi_vpart(beta + j, n - j)));
@@ -269,10 +266,9 @@ MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
     float buf[MIXPI_BLOCK], shift = k->rms ? 0.0f : -k->mean[row];
     const float *a = MIXPI_P(read)(k->a, row * k->cols + i, n, buf), *gamma;
     const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, dy_buf);
-    int64_t j;
     MIXPI_P(floats_affine)(h, a, shift, k->rstd[row], n);
     gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, buf);
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v g = mixpi_vpart(gamma + j, n - j);
         mixpi_vstore(d + j, mixpi_vmul(mixpi_vpart(dy + j, n - j), g));
     }
@@ -282,8 +278,7 @@ MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
 /* dgamma += dy h and dbeta += dy, n columns of each. */
 MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n,
                                     float *dgamma, float *dbeta) {
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v g = mixpi_vpart(dy + j, n - j);
         mixpi_v hg = mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(dgamma + j));
         mixpi_vstore(dgamma + j, hg);
@@ -295,8 +290,7 @@ MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n,
 MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n,
                                       float minus_mean, float minus_dot, float rstd) {
     mixpi_v m1 = mixpi_vset(minus_mean), m2 = mixpi_vset(minus_dot), r = mixpi_vset(rstd);
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v v = mixpi_vadd(mixpi_vload(d + j), m1);
         mixpi_vstore(d + j, mixpi_vmul(mixpi_vfma(mixpi_vload(h + j), m2, v), r));
     }
@@ -348,10 +342,9 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
 MIXPI_K void MIXPI_P(norm_back_total)(const mixpi_norm_back_job *job, const float *sums,
                                       mixp_out out, int64_t i, int64_t n) {
     float total[MIXPI_BLOCK];
-    int64_t task;
     if (!out.data) return;
     memset(total, 0, sizeof total);
-    for (task = 0; task < job->tasks; task++)
+    for (int64_t task = 0; task < job->tasks; task++)
         MIXPI_P(floats_add)(total, total, sums + task * 2 * job->wide + i, n);
     MIXPI_P(write)(out, i, n, total);
 }

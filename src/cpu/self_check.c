@@ -72,10 +72,8 @@ static int mixpi_check_conversions(const mixp_device *cpu) {
 static int mixpi_check_scaler(void) {
     static const int found_inf[] = { 0, 0, 1, 0, 0, 0 };
     static const float scales[] = { 1024.0f, 1024.0f, 512.0f, 512.0f, 512.0f, 1024.0f };
-    mixp_scaler_state s;
-    mixp_scaler_rule rule;
-    memset(&s, 0, sizeof s);
-    memset(&rule, 0, sizeof rule);
+    mixp_scaler_state s = MIXPI_ZERO;
+    mixp_scaler_rule rule = MIXPI_ZERO;
     s.scale = 1024.0f;
     s.hysteresis_left = rule.hysteresis = 1;
     rule.growth_factor = 2.0;
@@ -102,11 +100,9 @@ static int mixpi_check_near(float got, double want) {
  * 1024. The expected results are those of Adam's definition in double precision. */
 static int mixpi_check_update(void) {
     float p = 0.5f, m = 0.125f, v = 0.01f;
-    mixp_step_plan plan;
-    mixp_step_state state;
     mixp_step_scalars u;
-    memset(&plan, 0, sizeof plan);
-    memset(&state, 0, sizeof state);
+    mixp_step_plan plan = MIXPI_ZERO;
+    mixp_step_state state = MIXPI_ZERO;
     plan.groups[0].lr = 1e-3;
     plan.groups[0].beta1 = 0.9;
     plan.groups[0].beta2 = 0.999;

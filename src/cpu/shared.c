@@ -47,14 +47,13 @@ static void mixpi_loop_task(void *arg, int64_t index, int worker) {
 static void mixpi_parallel(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
                            void *arg) {
     const mixpi_float_mode was = mixpi_float_calm();
-    int64_t i;
     if (tasks > 1 && mixpi_workers(x, work) > 1) {
         mixpi_loop loop;
         loop.task = task;
         loop.arg = arg;
         loop.mode = mixpi_float_untrapped(was);
         x->parallel(x->user, tasks, mixpi_loop_task, &loop);
-    } else for (i = 0; i < tasks; i++) task(arg, i, 0);
+    } else for (int64_t i = 0; i < tasks; i++) task(arg, i, 0);
     mixpi_float_leave(was);
 }
 static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
@@ -334,9 +333,8 @@ static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
                                   mixpi_copy_kernel copy) {
     const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
     unsigned char pattern[4096];
-    mixp_copy_args c;
     uint64_t code;
-    size_t wide, i;
+    size_t wide;
     if (!size) return MIXP_ERR_DTYPE;
     if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
     if (k->n == 0) return MIXP_OK;
@@ -344,14 +342,14 @@ static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
     /* A pattern of up to 4,096 bytes. */
     code = mixp_encode(k->dst.dtype, k->value, 0);
     wide = bytes < sizeof pattern ? bytes : sizeof pattern;
-    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
+    for (size_t i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
     if (bytes == wide) {
         memcpy(k->dst.data, pattern, bytes);
         return MIXP_OK;
     }
 
     /* The pattern, copied as rows of bytes; then what is left. */
-    memset(&c, 0, sizeof c);
+    mixp_copy_args c = MIXPI_ZERO;
     c.rank = 2;
     c.shape[0] = (int64_t)(bytes / wide);
     c.shape[1] = (int64_t)wide;

@@ -450,12 +450,11 @@ static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(
     const mixp_exec *x, const mixp_quantise_args *k, const mixpi_quantise_units *units) {
     const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
     mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
-    mixpi_quantising q;
     uint32_t amax = 0;
     mixp_result r = mixpi_quantise_wrong(k);
     if (r != MIXP_OK) return r;
 
-    memset(&q, 0, sizeof q);
+    mixpi_quantising q = MIXPI_ZERO;
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.key = mixp_random_key(k->seed, k->step, k->tensor);

@@ -13,8 +13,7 @@ MIXPI_F mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
     mixpi_vbits u[MIXPI_P(registers)];
     mixpi_vreg r[MIXPI_P(registers)];
     mixpi_v x;
-    int j;
-    for (j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
+    for (int j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
         u[j] = size == 2 ? mixpi_vread_high(codes + 2 * k) : mixpi_vread_8(codes + k);
         if (size == 2) continue;
         r[j] = second ? mixpi_vstate_v_value(u[j], scale) : mixpi_vstate_m_value(u[j], scale);
@@ -43,24 +42,21 @@ MIXPI_V void MIXPI_P(small_words)(uint64_t key, int64_t first, int k, float *wor
 
 MIXPI_F void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word,
                                      int shift) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vbits random = mixpi_vbits_at(word + k, 0) >> shift & 0xFFFFu;
         mixpi_vwrite_high(to + 2 * k, mixpi_vstate_bf16(mixpi_vbits_at(x + k, 0), random));
     }
 }
 MIXPI_F void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const float *m,
                                   const float *word) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vbits random = mixpi_vbits_at(word + k, 0) & 0xFFFFu;
         mixpi_vwrite_8(b->m + k, mixpi_vstate_m(mixpi_vbits_at(m + k, 0), scale, random));
     }
 }
 MIXPI_F void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const float *roots,
                                   const float *word) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vbits random = mixpi_vbits_at(word + k, 0) >> 16;
         mixpi_vwrite_8(b->v + k, mixpi_vstate_v(mixpi_vbits_at(roots + k, 0), scale, random));
     }
@@ -74,8 +70,7 @@ MIXPI_F void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
 }
 MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
                                   const float *word) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vbits random = (mixpi_vbits_at(word + k, 0) * 0x9E3779B1u) >> 24;
         const mixpi_vmaster_parts parts = mixpi_vmaster_8(mixpi_vbits_at(p + k, 0), random);
         mixpi_vwrite_high(b->weight + 2 * k, parts.weight);
@@ -174,10 +169,9 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     const uint64_t key = mixpi_state_key_of(s->key, (uint64_t)b.first);
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
-    int k;
 
     MIXPI_P(small_ask)(&b);
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
         mixpi_v d = MIXPI_P(small_moment)(b.v, size, 1, v_scale, k);
         mixpi_v w = b.rest ? MIXPI_P(small_master)(&b, k) : mixpi_vload(p + k);
@@ -273,10 +267,9 @@ MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, i
     const uint32_t m_scale = mixpi_state_scale_m(m_top), v_scale = mixpi_state_scale_v(v_top);
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits((246u - m_scale) << 23));
     const int64_t block = b->first / MIXP_STATE_BLOCK;
-    int k;
     if (m_top >= 0x7F800000u || v_top >= 0x7F800000u) return 0;
     if (m_scale > (uint32_t)MIXPI_BYTES_MOST) return 0;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         const mixpi_vbits word = mixpi_vbits_at(s->word + i + k, 0);
         MIXPI_P(bytes_put_m)(b->m + k, s->m + i + k, unit, word);
         MIXPI_P(bytes_put_v)(b->v + k, s->v + i + k, (v_scale - 15u) << 4, word);
@@ -298,8 +291,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
     mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
     __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
     float *m = s->m + i, *v = s->v + i, *p = s->p + i, *words = s->word + i;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         const mixpi_vbits word = mixpi_vstate_word(key, place);
         mixpi_v w = b->rest ? MIXPI_P(small_master)(b, k) : mixpi_vload(p + k);
         mixpi_v c = mixpi_vmul(MIXPI_P(bytes_m)(b->m + k), unit);
@@ -328,11 +320,10 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
                                       const mixp_step_scalars *u, mixp_in grad) {
     const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
     mixpi_small_copy copy;
-    int i;
     if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || m != MIXP_F8_E4M3 || v != MIXP_U8) return 0;
     if (grad.dtype != MIXP_F32 && grad.dtype != MIXP_F16 && grad.dtype != MIXP_BF16) return 0;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+    for (int i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
         const uint32_t scale = s->row->m_scale[b.first / MIXP_STATE_BLOCK];
         if (!MIXPI_P(bytes_usual)(&b, scale)) return 0;
@@ -340,7 +331,7 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
 
     /* All blocks are usual. */
     s->roots = 1;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+    for (int i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
         MIXPI_P(small_ask)(&b);
         MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
@@ -423,13 +414,12 @@ MIXPI_RARE void MIXPI_P(ema_block)(float rate, const float *weight, float *p, in
 MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
                                     const mixp_step_scalars *u, const float *g) {
     float *p = s->p, *m = s->m;
-    int i;
     if (kind == MIXP_OPTIMIZER_MUON)
-        for (i = 0; i < s->n; i++) mixpi_muon_element(u, s->row->rate, g[i], p + i);
+        for (int i = 0; i < s->n; i++) mixpi_muon_element(u, s->row->rate, g[i], p + i);
     else if (kind == MIXP_OPTIMIZER_MUON_UNIT)
-        for (i = 0; i < s->n; i++) p[i] = g[i] * u->factor;
+        for (int i = 0; i < s->n; i++) p[i] = g[i] * u->factor;
     else
-        for (i = 0; i < s->n; i++) mixpi_muon_momentum_element(u, g[i], p + i, m + i);
+        for (int i = 0; i < s->n; i++) mixpi_muon_momentum_element(u, g[i], p + i, m + i);
 }
 
 MIXPI_F void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
@@ -445,12 +435,11 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
     const int bf16 = m == MIXP_BF16 && v == MIXP_BF16;
     const int bytes = m == MIXP_F8_E4M3 && v == MIXP_U8;
-    int i;
     if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
-    for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
+    for (int i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
     s->roots = bytes;
-    for (i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
+    for (int i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
     return 1;
 }
 
@@ -483,8 +472,7 @@ MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_
  * a low dtype, where `held` would have become `moved`. */
 MIXPI_V void MIXPI_P(count_16)(int32_t *updates, int32_t *lost, const float *was,
                                const float *now, const float *held, const float *moved) {
-    int i;
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         const int32_t differs = mixp_bits_of_f32(was[i]) != mixp_bits_of_f32(now[i]);
         updates[i] += differs;
         lost[i] += differs & (moved[i] == held[i]);

@@ -224,8 +224,7 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
 /* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
  * multiplies. */
 static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
-    mixpi_chunk_job job;
-    memset(&job, 0, sizeof job);
+    mixpi_chunk_job job = MIXPI_ZERO;
     job.factor = factor;
     job.write = write;
     return job;
@@ -290,8 +289,7 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
 }
 
 static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k, mixp_task task) {
-    mixpi_chunk_job job;
-    memset(&job, 0, sizeof job);
+    mixpi_chunk_job job = MIXPI_ZERO;
     job.plan = k->plan;
     job.step = k->step;
     job.counting = k->lost != NULL;

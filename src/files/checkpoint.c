@@ -18,7 +18,6 @@ static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
 /* Returns what is wrong with the description of a checkpoint, or NULL. */
 static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     const char *wrong = NULL;
-    int i;
     if (what->n_optimizers < 0 || what->n_values < 0 || what->n_metadata < 0)
         return "a count is negative";
     if (what->n_optimizers && !what->optimizers)
@@ -27,8 +26,8 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
         return "an array is NULL although its count is not 0";
     if (what->scaler && what->scaler->ctx != what->ctx)
         return "the scaler belongs to another context";
-    for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
-    for (i = 0; !wrong && i < what->n_optimizers; i++)
+    for (int i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
+    for (int i = 0; !wrong && i < what->n_optimizers; i++)
         if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
             wrong = "an optimizer is NULL, or belongs to another context";
     return wrong;
@@ -52,7 +51,6 @@ static const char mixpi_who_loads[] = "mixp_checkpoint_load";
 static mixp_result mixpi_checkpoint_check(
     const char *path, const mixp_checkpoint *what, const char *who) {
     mixp_context *ctx;
-    int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
     const int is_stream =
@@ -62,7 +60,7 @@ static mixp_result mixpi_checkpoint_check(
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
 
     /* Is a step complete, with the trained weights in place? */
-    for (i = 0; i < what->n_optimizers; i++) {
+    for (int i = 0; i < what->n_optimizers; i++) {
         const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
             return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -156,7 +154,6 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
         r, what->ctx, (uint64_t)what->n_metadata + 5, sizeof *pairs);
     const char *cpu = mixpi_checkpoint_cpu(what->ctx);
-    int i;
     plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
 
@@ -168,7 +165,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     if (cpu) mixpi_checkpoint_pair(pairs, plan, mixpi_cpu_key, cpu);
 
     /* The program's metadata. */
-    for (i = 0; i < what->n_metadata; i++) {
+    for (int i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
             mixpi_report_fail(
@@ -184,14 +181,12 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     const int busy = mixpi_crew_set_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
     char *groups = mixpi_checkpoint_groups(what, r);
-    mixpi_state state;
-    mixpi_plan plan;
 
     /* List the items of the file. */
-    memset(&state, 0, sizeof state);
+    mixpi_state state = MIXPI_ZERO;
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
-    memset(&plan, 0, sizeof plan);
+    mixpi_plan plan = MIXPI_ZERO;
     mixpi_text_pair *pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
     mixpi_state_plan(&state, &plan);
 
@@ -394,9 +389,8 @@ static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b) {
 
 /* Compares two lists sorted by name. Optional items that only one list has are left out of it. */
 static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
-    mixpi_diff diff;
     size_t i = 0, k = 0;
-    memset(&diff, 0, sizeof diff);
+    mixpi_diff diff = MIXPI_ZERO;
 
     /* Both lists are sorted by name: they are merged. */
     while (i < s->n_items || k < file->n_items) {
@@ -593,8 +587,7 @@ static void mixpi_checkpoint_meet_ranks(
     mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const int there = mixpi_file_ranks(file), here = (int)mixpi_world(s->ctx);
     const mixp_tensor *t = NULL;
-    int64_t i;
-    for (i = 0; i < s->ctx->buffers.all.count && !t; i++)
+    for (int64_t i = 0; i < s->ctx->buffers.all.count && !t; i++)
         if (mixpi_is_private(s->ctx->buffers.all.made[i])) t = s->ctx->buffers.all.made[i];
     if (!t || there == here) return;
     s->fresh = what->fresh_buffers != 0;
@@ -744,19 +737,17 @@ MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, mixpi_who_loads);
     char error[480]; /* three differences need more room than other messages */
-    mixp_safetensors file;
-    mixpi_state state;
     mixpi_file f;
     if (result != MIXP_OK) return result;
     const mixpi_crew *crew = mixpi_states_crew(what);
 
-    memset(&file, 0, sizeof file);
+    mixp_safetensors file = MIXPI_ZERO;
     file.ctx = what->ctx;
     mixpi_report r = mixpi_report_begin(path ? path : "a stream", error, sizeof error);
     if (!path) r.stream = what;
     void *borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
 
-    memset(&state, 0, sizeof state);
+    mixpi_state state = MIXPI_ZERO;
     state.report = &r;
     state.ctx = what->ctx;
     state.partial = what->partial != 0;

@@ -150,8 +150,7 @@ static int mixpi_is_of_group(mixpi_owner owner) {
 
 /* An item of n elements. */
 static mixpi_state_item mixpi_state_array(mixp_dtype dtype, int64_t n, void *memory) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = MIXPI_ZERO;
     item.e.dtype = dtype;
     item.e.rank = 1;
     item.e.shape[0] = n;
@@ -161,8 +160,7 @@ static mixpi_state_item mixpi_state_array(mixp_dtype dtype, int64_t n, void *mem
 }
 
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = MIXPI_ZERO;
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
@@ -177,8 +175,7 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
 
 /* An item with a parameter's shape: the parameter itself, or one of its moments. */
 static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype, void *memory) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = MIXPI_ZERO;
     item.e.dtype = dtype;
     item.e.rank = t->rank;
     memcpy(item.e.shape, t->shape, sizeof t->shape);
@@ -217,8 +214,7 @@ static void mixpi_state_add_field(
 
 static void mixpi_state_add_fields(
     mixpi_state *s, mixpi_owner owner, void *base, int optimizer, int group) {
-    size_t i;
-    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
         if (mixpi_fields[i].owner == owner)
             mixpi_state_add_field(s, &mixpi_fields[i], base, optimizer, group);
 }
@@ -400,7 +396,6 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     const mixpi_quantiser *quantiser = mixpi_quantiser_of(s->ctx);
-    int i;
     s->n_items = s->names_used = 0;
 
     /* Weights and buffers. */
@@ -422,7 +417,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     int guarded = watcher && watcher->items(s);
     if (quantiser) quantiser->items(s);
-    for (i = 0; i < what->n_values; i++)
+    for (int i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
 
     /* The scaler and the optimizers. */
@@ -432,7 +427,8 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
     if (what->scaler && guarded && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_FORGIVEN, what->scaler->state, 0, 0);
-    for (i = 0; i < what->n_optimizers; i++) mixpi_state_add_optimizer(s, what->optimizers[i], i);
+    for (int i = 0; i < what->n_optimizers; i++)
+        mixpi_state_add_optimizer(s, what->optimizers[i], i);
 }
 
 static int mixpi_state_by_name(const void *a, const void *b) {
@@ -447,7 +443,6 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     const int fresh = s->fresh, partial = s->partial;
     char *own = s->own;
     int *groups = s->groups;
-    size_t i;
 
     memset(s, 0, sizeof *s);
     s->groups = groups;
@@ -468,7 +463,7 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
 
     /* Sorted by name, so that two of one name are neighbours. */
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
-    for (i = 1; i < s->n_items; i++)
+    for (size_t i = 1; i < s->n_items; i++)
         if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)
             mixpi_report_fail(
                 r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'", s->items[i].e.name);

@@ -115,15 +115,13 @@ static const mixpi_st_type mixpi_st_types[] = {
 #undef MIXPI_ST_PASS
 
 static const mixpi_st_type *mixpi_st_type_named(const char *name) {
-    size_t i;
-    for (i = 0; i < MIXPI_LENGTH(mixpi_st_types); i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(mixpi_st_types); i++)
         if (strcmp(mixpi_st_types[i].name, name) == 0) return &mixpi_st_types[i];
     return NULL;
 }
 
 static const mixpi_st_type *mixpi_st_type_of(mixp_dtype dtype) {
-    size_t i;
-    for (i = 0; i < MIXPI_LENGTH(mixpi_st_types) && dtype != MIXPI_OPAQUE; i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(mixpi_st_types) && dtype != MIXPI_OPAQUE; i++)
         if (mixpi_st_types[i].dtype == dtype) return &mixpi_st_types[i];
     return NULL;
 }
@@ -202,7 +200,7 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
 static size_t mixpi_utf8(const char *text, size_t left) {
     static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 }; /* smaller: overlong */
     const unsigned char *byte = (const unsigned char *)text;
-    size_t i, n;
+    size_t n;
     if (left == 0) return 0;
     if (byte[0] < 0x80) return 1;
 
@@ -215,7 +213,7 @@ static size_t mixpi_utf8(const char *text, size_t left) {
 
     /* Each that follows has six bits. */
     uint32_t code = byte[0] & (0x7Fu >> n);
-    for (i = 1; i < n; i++) {
+    for (size_t i = 1; i < n; i++) {
         if ((byte[i] & 0xC0) != 0x80) return 0;
         code = code << 6 | (byte[i] & 0x3Fu);
     }
@@ -224,9 +222,9 @@ static size_t mixpi_utf8(const char *text, size_t left) {
 }
 
 static int mixpi_is_utf8(const char *s) {
-    size_t left, n;
+    size_t n;
     if (!s) return 0;
-    for (left = strlen(s); left > 0; left -= n) {
+    for (size_t left = strlen(s); left > 0; left -= n) {
         n = mixpi_utf8(s, left);
         if (n == 0) return 0;
         s += n;

@@ -25,9 +25,8 @@ static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n)
 static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st_item *weight) {
     const char *name = weight->e.name, *dot = strrchr(name, '.');
     const size_t stem = dot ? (size_t)(dot - name) + 1 : strlen(name);
-    size_t i;
     if (mixp_dtype_size(weight->e.dtype) != 1) return NULL;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const char *other = file->items[i].e.name;
         if (!file->items[i].wanted && strncmp(other, name, stem) == 0 &&
             strstr(other + stem, "scale"))
@@ -40,8 +39,7 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
  * may differ from the weights'; NULL: they are the same. */
 static void mixpi_warn_of_weights(
     const mixpi_state *s, const mixp_safetensors *file, const char *who) {
-    size_t i;
-    for (i = 0; i < s->n_items && !*s->ctx->errors.warning; i++) {
+    for (size_t i = 0; i < s->n_items && !*s->ctx->errors.warning; i++) {
         const mixpi_state_item *item = &s->items[i];
         const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
         const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;

@@ -56,9 +56,8 @@ static void mixpi_prefix_hint(mixpi_diff *d, const mixpi_state *s, const char *n
 static void mixpi_weights_match(
     const mixpi_state *s, mixp_safetensors *file, const mixp_weights_desc *desc) {
     int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
-    mixpi_diff diff;
     size_t i = 0, k = 0;
-    memset(&diff, 0, sizeof diff);
+    mixpi_diff diff = MIXPI_ZERO;
 
     /* Both lists are sorted by name: they are merged. */
     while (i < s->n_items || k < file->n_items) {
@@ -134,15 +133,14 @@ static void mixpi_weights_apply(mixpi_state *s) {
 static void mixpi_weights_tell(
     const mixpi_state *s, const mixp_safetensors *file, const mixp_weights_desc *desc) {
     int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
-    size_t i;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         mixp_weight_fate fate = !item->from                ? MIXP_WEIGHT_MISSING
                                 : mixpi_is_converted(item) ? MIXP_WEIGHT_CONVERTED
                                                            : MIXP_WEIGHT_LOADED;
         desc->tell(desc->user, item->e.name, fate);
     }
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const mixpi_st_item *item = &file->items[i];
         if (!item->wanted && !(has_state && mixpi_is_state_name(item->e.name)) &&
             !mixpi_weight_is_excluded(desc, item->e.name))
@@ -188,16 +186,14 @@ MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_load_weights(
     const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";
-    mixp_weights_desc strict;
     char error[480];
-    mixp_safetensors file;
     mixpi_state state;
     mixpi_file f;
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
 
-    memset(&strict, 0, sizeof strict);
-    memset(&file, 0, sizeof file);
+    mixp_weights_desc strict = MIXPI_ZERO;
+    mixp_safetensors file = MIXPI_ZERO;
     file.ctx = ctx;
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
@@ -223,7 +219,6 @@ static mixp_result mixpi_do_checkpoint_save_weights(
     static const char *const metadata[1][2] = { { "format", "pt" } };
     char error[MIXP_MESSAGE_SIZE];
     mixpi_state state;
-    mixpi_plan plan;
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
 
@@ -233,7 +228,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(
     mixpi_weights_choose(&state, &r, ctx, desc);
 
     /* A file of these tensors. */
-    memset(&plan, 0, sizeof plan);
+    mixpi_plan plan = MIXPI_ZERO;
     plan.metadata = metadata;
     plan.n_metadata = 1;
     mixpi_state_plan(&state, &plan);

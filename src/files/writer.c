@@ -161,8 +161,7 @@ static void mixpi_plan_make(mixpi_report *r, mixpi_plan *plan) {
 }
 
 static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
-    mixpi_save save;
-    memset(&save, 0, sizeof save);
+    mixpi_save save = MIXPI_ZERO;
     save.report = r;
     save.ctx = plan->ctx;
     save.expected = plan->header_size;
@@ -192,7 +191,6 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
     size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixpi_plan plan;
-    size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
         return mixpi_report_fail(
             &r, MIXP_ERR_ARGUMENT, "a pointer is NULL, or a count is negative");
@@ -205,6 +203,6 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
     plan.items = (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
     if (!plan.items) return r.result;
     memset(plan.items, 0, plan.n_items * sizeof plan.items[0]);
-    for (i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
+    for (size_t i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
     return mixpi_plan_save(&r, &plan);
 }

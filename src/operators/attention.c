@@ -241,8 +241,7 @@ static mixp_result mixpi_attention_one_by_one(
     mixp_call *c, const mixp_attention_backward_args *all) {
     mixp_attention_backward_args one = *all;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < 3 && r == MIXP_OK; i++) {
+    for (int i = 0; i < 3 && r == MIXP_OK; i++) {
         one.dq = all->dq;
         one.dk = all->dk;
         one.dv = all->dv;
@@ -255,8 +254,7 @@ static mixp_result mixpi_attention_one_by_one(
 }
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
-    mixp_attention_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_attention_backward_args k = MIXPI_ZERO;
     k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
     k.dq = mixpi_call_dx(c, MIXPI_ATTENTION_Q);
@@ -275,8 +273,7 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_attention(
     mixp_context *ctx, mixp_tensor *qkv, int heads, int causal, float scale) {
-    mixp_attention_args k;
-    memset(&k, 0, sizeof k);
+    mixp_attention_args k = MIXPI_ZERO;
     k.heads = heads;
     k.causal = causal != 0;
     k.scale = scale;
@@ -321,13 +318,12 @@ static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q
 
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
     mixp_tensor *v, const mixp_attention_desc *desc) {
-    mixp_attention_args a;
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
     if (desc->layout == MIXP_LAYOUT_BHTD) return mixpi_attention_transposed(ctx, q, k, v, desc);
 
     /* The description, and what keys the dropout. */
-    memset(&a, 0, sizeof a);
+    mixp_attention_args a = MIXPI_ZERO;
     a.heads = desc->heads;
     a.kv_heads = desc->kv_heads;
     a.causal = desc->causal != 0;

@@ -93,9 +93,8 @@ static mixp_result mixpi_bag_forward(mixp_call *c) {
 
 static mixp_result mixpi_bag_backward(mixp_call *c) {
     mixp_embedding_args forward = ((const mixpi_bagged *)c->attrs)->k;
-    mixp_embedding_backward_args k;
     mixpi_bag_arrays(c, &forward);
-    memset(&k, 0, sizeof k);
+    mixp_embedding_backward_args k = MIXPI_ZERO;
     k.rows = forward.rows;
     k.cols = forward.cols;
     k.vocab = forward.vocab;
@@ -127,8 +126,7 @@ static mixp_tensor *mixpi_bag_tangent(mixp_call *c, mixp_tensor *dtable, mixp_te
 MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids,
     mixp_tensor *offsets, mixp_tensor *weights, mixp_bag_mode mode, int64_t padding) {
     mixp_tensor *rest[2] = { ids, offsets };
-    mixpi_bagged p;
-    memset(&p, 0, sizeof p);
+    mixpi_bagged p = MIXPI_ZERO;
     p.k.bags.mode = mode;
     p.padding = padding;
     return mixpi_bag_apply(ctx, table, rest, weights, &p);

@@ -70,10 +70,9 @@ static mixp_result mixpi_embedding_backward(mixp_call *c) {
     const mixpi_embedded *p = (const mixpi_embedded *)c->attrs;
     const mixp_embedding_args *forward = &p->k;
     const mixp_tensor *dy = c->out->grad;
-    mixp_embedding_backward_args k;
     if (p->padded) dy = mixpi_embedding_unpadded(c, p->padding);
     if (!dy) return mixpi_failed(c->ctx);
-    memset(&k, 0, sizeof k);
+    mixp_embedding_backward_args k = MIXPI_ZERO;
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.vocab = forward->vocab;
@@ -84,15 +83,13 @@ static mixp_result mixpi_embedding_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
-    mixpi_embedded p;
-    memset(&p, 0, sizeof p);
+    mixpi_embedded p = MIXPI_ZERO;
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding_padded(
     mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids, int64_t padding) {
-    mixpi_embedded p;
-    memset(&p, 0, sizeof p);
+    mixpi_embedded p = MIXPI_ZERO;
     p.padded = 1;
     p.padding = padding;
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
@@ -178,9 +175,8 @@ static mixp_tensor *mixpi_first_part(
 }
 
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids) {
-    mixpi_gathering p;
     if (ctx && mixpi_is_live(x)) x = mixpi_first_part(ctx, x, ids, mixpi_axis(dim, x->rank));
-    memset(&p, 0, sizeof p);
+    mixpi_gathering p = MIXPI_ZERO;
     p.dim = dim;
     return mixpi_apply_op(ctx, MIXP_OP_GATHER, 2, x, ids, NULL, &p);
 }
@@ -280,15 +276,13 @@ static mixp_result mixpi_choice_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_where(
     mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a, mixp_tensor *b) {
-    mixpi_choice p;
-    memset(&p, 0, sizeof p);
+    mixpi_choice p = MIXPI_ZERO;
     return mixpi_apply_op(ctx, MIXP_OP_WHERE, 3, mask, a, b, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_masked_fill(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *mask, float value) {
-    mixpi_choice p;
-    memset(&p, 0, sizeof p);
+    mixpi_choice p = MIXPI_ZERO;
     p.filled = 1;
     p.k.value = value;
     return mixpi_apply_op(ctx, MIXP_OP_MASKED_FILL, 2, x, mask, NULL, &p);
@@ -333,8 +327,7 @@ static mixp_result mixpi_rope_both(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp_rope_desc *desc) {
-    mixp_rope_args k;
-    memset(&k, 0, sizeof k);
+    mixp_rope_args k = MIXPI_ZERO;
     if (desc) {
         k.d = desc->head_dim;
         k.interleaved = desc->interleaved != 0;
@@ -374,9 +367,8 @@ static mixp_result mixpi_dropout_both(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
-    mixp_dropout_args k;
     if (ctx && mixpi_is_live(x) && x->ctx == ctx && (!training || p == 0.0f)) return x;
-    memset(&k, 0, sizeof k);
+    mixp_dropout_args k = MIXPI_ZERO;
     k.p = p;
     if (ctx) {
         k.seed = ctx->seed;

@@ -18,9 +18,8 @@ static mixp_result mixpi_broadcast_two(
     mixp_call *c, int *rank, int64_t *shape, int64_t *a_strides, int64_t *b_strides) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
-    int i;
     *rank = a->rank > b->rank ? a->rank : b->rank;
-    for (i = *rank - 1; i >= 0; i--) {
+    for (int i = *rank - 1; i >= 0; i--) {
         int64_t na = mixpi_broadcast_axis(a, *rank, i, &step_a, &a_strides[i]);
         int64_t nb = mixpi_broadcast_axis(b, *rank, i, &step_b, &b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
@@ -99,8 +98,7 @@ static mixp_result mixpi_binary_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_binary(
     mixp_context *ctx, mixp_op_id id, mixp_binary op, mixp_tensor *a, mixp_tensor *b) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_binary_args k = MIXPI_ZERO;
     k.op = op;
     return mixpi_apply_op(ctx, id, 2, a, b, NULL, &k);
 }
@@ -158,8 +156,7 @@ static mixp_result mixpi_packed_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_binary_args k = MIXPI_ZERO;
     k.op = MIXP_BINARY_SWIGLU;
     return mixpi_apply_one(ctx, MIXP_OP_SWIGLU_PACKED, x, &k);
 }
@@ -179,8 +176,7 @@ static mixp_result mixpi_unary_forward(mixp_call *c) {
 
 static mixp_result mixpi_unary_backward(mixp_call *c) {
     const mixp_unary_args *forward = (const mixp_unary_args *)c->attrs;
-    mixp_unary_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_unary_backward_args k = MIXPI_ZERO;
     k.op = forward->op;
     k.p = forward->p;
     k.q = forward->q;
@@ -194,8 +190,7 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_unary_by(
     mixp_context *ctx, mixp_op_id id, mixp_unary op, mixp_tensor *x, float p, float q) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_unary_args k = MIXPI_ZERO;
     k.op = op;
     k.p = p;
     k.q = q;

@@ -121,8 +121,7 @@ static mixp_result mixpi_check_logits_live(mixp_call *c) {
 /* The arguments that backward shares with forward. */
 static mixp_cross_entropy_backward_args mixpi_entropy_backward_of(
     const mixp_cross_entropy_args *forward) {
-    mixp_cross_entropy_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_cross_entropy_backward_args k = MIXPI_ZERO;
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.ignore = forward->ignore;
@@ -154,8 +153,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(
     mixp_context *ctx, mixp_tensor *logits, mixp_tensor *targets, int32_t ignore, float smoothing) {
-    mixpi_entropy p;
-    memset(&p, 0, sizeof p);
+    mixpi_entropy p = MIXPI_ZERO;
     p.k.ignore = ignore;
     p.k.smoothing = mixpi_is_not_0(smoothing) ? smoothing : 0.0f; /* no -0 */
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &p);
@@ -163,8 +161,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(
 
 MIXPREC_API mixp_tensor *mixp_nll(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets, int32_t ignore) {
-    mixpi_entropy p;
-    memset(&p, 0, sizeof p);
+    mixpi_entropy p = MIXPI_ZERO;
     p.k.ignore = ignore;
     p.k.logs = 1;
     return mixpi_apply_op(ctx, MIXP_OP_NLL, 2, x, targets, NULL, &p);
@@ -412,8 +409,7 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
     mixp_tensor *w, mixp_tensor *targets, int32_t ignore, int64_t chunk) {
     mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
-    mixpi_chunked h;
-    memset(&h, 0, sizeof h);
+    mixpi_chunked h = MIXPI_ZERO;
     h.loss.k.ignore = ignore;
     h.chunk = chunk;
     return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_LINEAR_CROSS_ENTROPY), 5, in, 3, &h);
@@ -550,8 +546,7 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
 
     /* An even loss stays the same when its inputs are exchanged: one kernel serves both. */
     for (int i = 0; i <= even && r == MIXP_OK; i++) {
-        mixp_loss_backward_args k;
-        memset(&k, 0, sizeof k);
+        mixp_loss_backward_args k = MIXPI_ZERO;
         k.kind = forward->kind;
         k.n = forward->n;
         k.over = forward->over;
@@ -570,8 +565,7 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss_kind kind,
     float delta, mixp_tensor *x, mixp_tensor *t, mixp_reduction reduction) {
-    mixpi_compared p;
-    memset(&p, 0, sizeof p);
+    mixpi_compared p = MIXPI_ZERO;
     p.k.kind = kind;
     p.k.delta = delta;
     p.reduction = reduction;

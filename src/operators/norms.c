@@ -15,8 +15,7 @@ static mixp_result mixpi_softmax_forward(mixp_call *c) {
 
 static mixp_result mixpi_softmax_backward(mixp_call *c) {
     const mixp_softmax_args *forward = (const mixp_softmax_args *)c->attrs;
-    mixp_softmax_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_softmax_backward_args k = MIXPI_ZERO;
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.log_of = forward->log_of;
@@ -28,8 +27,7 @@ static mixp_result mixpi_softmax_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_softmax(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int log_of) {
-    mixp_softmax_args k;
-    memset(&k, 0, sizeof k);
+    mixp_softmax_args k = MIXPI_ZERO;
     k.log_of = log_of;
     return mixpi_apply_one(ctx, id, x, &k);
 }
@@ -123,8 +121,7 @@ static mixp_out mixpi_norm_db(const mixp_call *c) {
 
 static mixp_result mixpi_norm_backward(mixp_call *c) {
     const mixp_norm_args *forward = (const mixp_norm_args *)c->attrs;
-    mixp_norm_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_norm_backward_args k = MIXPI_ZERO;
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.rms = forward->rms;
@@ -141,8 +138,7 @@ static mixp_result mixpi_norm_backward(mixp_call *c) {
 }
 
 static mixp_norm_args mixpi_norm_of(int rms, float eps) {
-    mixp_norm_args k;
-    memset(&k, 0, sizeof k);
+    mixp_norm_args k = MIXPI_ZERO;
     k.rms = rms;
     k.eps = eps;
     return k;
@@ -183,8 +179,7 @@ static int mixpi_adds_norm(
 static mixp_tensor *mixpi_sum_before(
     mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, mixp_norm_args *norm) {
     mixp_tensor *sum;
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_binary_args k = MIXPI_ZERO;
     k.op = MIXP_BINARY_ADD;
     k.which = MIXPI_SUM_LATER;
     sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
@@ -214,9 +209,8 @@ static int mixpi_call_readers(const mixp_call *c, int i) {
 /* Releases a disposable term of the sum that no other operator reads: no gradient needs its
  * values. */
 static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
-    mixp_call reader;
     if (!term->own.disposable || term->own.spent || term->requires_grad) return;
-    memset(&reader, 0, sizeof reader);
+    mixp_call reader = MIXPI_ZERO;
     reader.ctx = ctx;
     reader.in = &term;
     if (mixpi_call_readers(&reader, 0) != 1) return;

@@ -69,11 +69,10 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     const mixpi_hot *p = (const mixpi_hot *)c->attrs;
     const mixp_tensor *ids = c->in[0];
     mixp_tensor *ones = mixp_activation(c->ctx, MIXP_BF16, ids->rank, ids->shape);
-    mixp_gather_args k;
     if (!ones) return MIXP_ERR_MEMORY;
 
     /* Backward of gather adds each 1 where its id points. */
-    memset(&k, 0, sizeof k);
+    mixp_gather_args k = MIXPI_ZERO;
     k.outer = ids->count;
     k.n = p->classes;
     k.m = k.inner = 1;
@@ -102,8 +101,7 @@ static mixp_result mixpi_one_hot_forward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_one_hot(
     mixp_context *ctx, mixp_tensor *ids, int64_t classes, mixp_dtype dtype) {
-    mixpi_hot p;
-    memset(&p, 0, sizeof p);
+    mixpi_hot p = MIXPI_ZERO;
     p.classes = classes;
     p.dtype = dtype;
     return mixpi_apply_one(ctx, MIXP_OP_ONE_HOT, ids, &p);
@@ -221,13 +219,12 @@ static int mixpi_fits_outside(
 
 MIXPREC_API mixp_tensor *mixp_scatter_add(
     mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
-    mixpi_gathering p;
     if (ctx) src = mixpi_first_part(ctx, src, ids, -1);
     if (ctx && mixpi_fits_outside(x, ids, src, dim)) {
         src = mixpi_padded_to(ctx, src, x, mixpi_axis(dim, x->rank));
         ids = mixpi_padded_to(ctx, ids, x, mixpi_axis(dim, x->rank));
     }
-    memset(&p, 0, sizeof p);
+    mixpi_gathering p = MIXPI_ZERO;
     p.dim = dim;
     return mixpi_apply_op(ctx, MIXP_OP_SCATTER_ADD, 3, x, src, ids, &p);
 }
@@ -251,14 +248,13 @@ static mixp_result mixpi_index_check(mixp_call *c, int axis) {
 MIXPREC_API mixp_tensor *mixp_index_add(
     mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     int64_t line[MIXP_MAX_RANK];
-    mixpi_gathering p;
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", 3, x, src, ids);
     int i, axis = c ? mixpi_axis(dim, x->rank) : -1;
     if (!c || mixpi_index_check(c, axis) != MIXP_OK) return NULL;
     for (i = 0; i < src->rank; i++) line[i] = i == axis ? ids->count : 1;
     ids = mixp_expand(ctx, mixp_reshape(ctx, ids, src->rank, line), src->rank, src->shape);
-    memset(&p, 0, sizeof p);
+    mixpi_gathering p = MIXPI_ZERO;
     p.dim = axis;
     return mixpi_apply_op(ctx, MIXP_OP_INDEX_ADD, 3, x, src, ids, &p);
 }
@@ -319,8 +315,7 @@ static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tens
 
 MIXPREC_API mixp_tensor *mixp_topk(
     mixp_context *ctx, mixp_tensor *x, int64_t k, int dim, int largest, mixp_tensor **indices) {
-    mixp_topk_args a;
-    memset(&a, 0, sizeof a);
+    mixp_topk_args a = MIXPI_ZERO;
     a.k = k ? k : -1;
     a.smallest = !largest;
     return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, dim, &a, indices);
@@ -328,8 +323,7 @@ MIXPREC_API mixp_tensor *mixp_topk(
 
 MIXPREC_API mixp_tensor *mixp_sort(
     mixp_context *ctx, mixp_tensor *x, int dim, int descending, mixp_tensor **indices) {
-    mixp_topk_args a;
-    memset(&a, 0, sizeof a);
+    mixp_topk_args a = MIXPI_ZERO;
     a.smallest = !descending;
     return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, dim, &a, indices);
 }

@@ -130,8 +130,7 @@ static mixpi_operand mixpi_transposed(mixp_in at, int64_t stride) {
 /* c[m, n] = op(a) op(b) for dense matrices. The caller sets c. */
 static mixp_gemm_args mixpi_gemm_of(
     int64_t m, int64_t n, int64_t k, mixpi_operand a, mixpi_operand b) {
-    mixp_gemm_args g;
-    memset(&g, 0, sizeof g);
+    mixp_gemm_args g = MIXPI_ZERO;
     g.m = m;
     g.n = n;
     g.k = k;
@@ -162,12 +161,11 @@ static int64_t mixpi_product_calls(const mixpi_axes *x) {
  * matrix of `array`. */
 static void mixpi_product_at(
     const mixpi_axes *x, int64_t call, int array, int64_t at[3], int *again) {
-    int i, k;
     at[0] = at[1] = at[2] = 0;
     *again = 0;
-    for (i = x->rank - 2; i >= 0; i--) {
+    for (int i = x->rank - 2; i >= 0; i--) {
         int64_t index = call % x->n[i];
-        for (k = 0; k < 3; k++) at[k] += index * x->s[k][i];
+        for (int k = 0; k < 3; k++) at[k] += index * x->s[k][i];
         if (index > 0 && x->s[array][i] == 0) *again = 1;
         call /= x->n[i];
     }
@@ -328,8 +326,7 @@ static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
 /* The gradients of a linear layer's weight and bias in one pass. g: the layer's forward product. */
 static mixp_result mixpi_product_join(
     mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight, int bias) {
-    mixp_gemm_epilogue_args k;
-    memset(&k, 0, sizeof k);
+    mixp_gemm_epilogue_args k = MIXPI_ZERO;
     k.kind = MIXP_EPILOGUE_ROW_SUMS;
     k.gemm = mixpi_product_db(g, dy);
     k.gemm.c = mixpi_call_dx(c, weight);
@@ -349,9 +346,8 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_linear(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *b) {
-    mixpi_product p;
     mixp_tensor *y;
-    memset(&p, 0, sizeof p);
+    mixpi_product p = MIXPI_ZERO;
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
@@ -361,8 +357,7 @@ MIXPREC_API mixp_tensor *mixp_linear(
 
 MIXPREC_API mixp_tensor *mixp_matmul(
     mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, int trans_a, int trans_b) {
-    mixpi_product p;
-    memset(&p, 0, sizeof p);
+    mixpi_product p = MIXPI_ZERO;
     p.g.trans_a = trans_a != 0;
     p.g.trans_b = trans_b != 0;
     return mixpi_apply_op(ctx, MIXP_OP_MATMUL, 2, a, b, NULL, &p);
@@ -406,8 +401,7 @@ static mixp_result mixpi_mlp_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_mlp_up(mixp_call *c, mixp_tensor *before, mixp_tensor *after) {
-    mixp_gemm_epilogue_args k;
-    memset(&k, 0, sizeof k);
+    mixp_gemm_epilogue_args k = MIXPI_ZERO;
     k.kind = MIXP_EPILOGUE_GELU;
     k.gemm = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP], mixpi_mlp_rows(c));
     k.gemm.bias = mixpi_call_x(c, MIXPI_MLP_UP_BIAS);
@@ -445,8 +439,7 @@ static mixp_result mixpi_mlp_weights(
 
 /* dz: the gradient of GELU's input. */
 static mixp_result mixpi_mlp_dz(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
-    mixp_gemm_epilogue_args k;
-    memset(&k, 0, sizeof k);
+    mixp_gemm_epilogue_args k = MIXPI_ZERO;
     k.kind = MIXP_EPILOGUE_GELU_BACK;
     k.gemm = mixpi_product_da(down, mixpi_call_dy(c));
     k.gemm.c = mixpi_tensor_out(dz, 0);

@@ -41,8 +41,7 @@ static mixp_tensor *mixpi_random(
 
 static mixp_random_args mixpi_random_of(
     mixp_random_kind kind, mixp_dtype dtype, float at, float by) {
-    mixp_random_args k;
-    memset(&k, 0, sizeof k);
+    mixp_random_args k = MIXPI_ZERO;
     k.kind = kind;
     k.at = at;
     k.by = by;

@@ -16,9 +16,8 @@ static int64_t mixpi_scan_cols(const mixpi_scan *p) { return p->x.outer * p->x.i
 /* Copies x's layout into columns, or back. */
 static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int back) {
     const mixpi_scan *p = (const mixpi_scan *)c->attrs;
-    mixp_copy_args k;
     if (!c->in[0]->count) return MIXP_OK;
-    memset(&k, 0, sizeof k);
+    mixp_copy_args k = MIXPI_ZERO;
     k.rank = 3;
     k.shape[0] = p->x.outer;
     k.shape[1] = p->x.n;
@@ -113,8 +112,7 @@ static mixp_result mixpi_prod_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_scan(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
-    mixpi_scan p;
-    memset(&p, 0, sizeof p);
+    mixpi_scan p = MIXPI_ZERO;
     p.dim = dim;
     p.keep = keep != 0;
     return mixpi_apply_one(ctx, id, x, &p);

@@ -60,8 +60,7 @@ MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x) {
 
 /* Begins a copy over t's shape. The caller sets arrays and strides. */
 static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
-    mixp_copy_args k;
-    memset(&k, 0, sizeof k);
+    mixp_copy_args k = MIXPI_ZERO;
     k.rank = t->rank;
     memcpy(k.shape, t->shape, sizeof k.shape);
     return k;
@@ -108,11 +107,9 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_reorder(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n, const int *dims) {
-    mixpi_reorder p;
-    int i;
-    memset(&p, 0, sizeof p);
+    mixpi_reorder p = MIXPI_ZERO;
     p.n = dims || !n ? n : -1;
-    for (i = 0; i < p.n && i < MIXP_MAX_RANK; i++) p.dims[i] = dims[i];
+    for (int i = 0; i < p.n && i < MIXP_MAX_RANK; i++) p.dims[i] = dims[i];
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
@@ -246,8 +243,7 @@ static mixp_result mixpi_expand_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_expand(
     mixp_context *ctx, mixp_tensor *x, int rank, const int64_t *shape) {
-    mixpi_expansion p;
-    memset(&p, 0, sizeof p);
+    mixpi_expansion p = MIXPI_ZERO;
     p.rank = rank;
     p.shape = shape;
     return mixpi_apply_one(ctx, MIXP_OP_EXPAND, x, &p);
@@ -301,8 +297,7 @@ static mixp_result mixpi_pad_both(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_pad(
     mixp_context *ctx, mixp_tensor *x, int dim, int64_t before, int64_t after, float value) {
-    mixpi_padding p;
-    memset(&p, 0, sizeof p);
+    mixpi_padding p = MIXPI_ZERO;
     p.dim = dim;
     p.before = before;
     p.after = after;
@@ -477,8 +472,7 @@ static mixp_result mixpi_slice_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_slice(
     mixp_context *ctx, mixp_tensor *x, int dim, int64_t first, int64_t count) {
-    mixpi_range p;
-    memset(&p, 0, sizeof p);
+    mixpi_range p = MIXPI_ZERO;
     p.dim = dim;
     p.first = first;
     p.count = count;
@@ -506,12 +500,11 @@ static mixp_result mixpi_split_by(mixp_context *ctx, mixp_tensor *x, int dim, in
 static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_tensor *x, int dim,
     int n, mixp_tensor **parts, int *axis) {
     mixpi_outer o;
-    int i;
     if (!ctx || !parts || n < 1)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_%s: %d parts and %s for them; n must be at least 1, and parts must not be NULL",
             who, n, parts ? "an array" : "no array");
-    for (i = 0; i < n; i++) parts[i] = NULL;
+    for (int i = 0; i < n; i++) parts[i] = NULL;
     if (!mixpi_outer_call(&o, ctx, who, 1, x, NULL, NULL)) return mixpi_failed(ctx);
     *axis = mixpi_axis(dim, x->rank);
     return MIXP_OK;

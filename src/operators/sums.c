@@ -62,8 +62,7 @@ static mixp_result mixpi_reduce_both(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_reduction(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
-    mixpi_reduction p;
-    memset(&p, 0, sizeof p);
+    mixpi_reduction p = MIXPI_ZERO;
     p.dim = dim;
     p.keep = keep != 0;
     p.mean = id == MIXP_OP_MEAN;
@@ -120,8 +119,7 @@ static mixp_result mixpi_max_forward(mixp_call *c) {
 
 static mixp_result mixpi_max_backward(mixp_call *c) {
     const mixpi_maximum *p = (const mixpi_maximum *)c->attrs;
-    mixp_max_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_max_backward_args k = MIXPI_ZERO;
     k.outer = p->k.outer;
     k.n = p->k.n;
     k.inner = p->k.inner;
@@ -136,8 +134,7 @@ static mixp_result mixpi_max_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_max(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
-    mixpi_maximum p;
-    memset(&p, 0, sizeof p);
+    mixpi_maximum p = MIXPI_ZERO;
     p.dim = dim;
     p.keep = keep != 0;
     p.index = id == MIXP_OP_ARGMAX;

@@ -280,8 +280,7 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
     const mixp_param_row *all = &opt->rows[i];
     const mixp_param_row of = slot->where == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
     const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
-    mixp_param_row row;
-    memset(&row, 0, sizeof row);
+    mixp_param_row row = MIXPI_ZERO;
     row.weight = slot->ema + before / mixp_dtype_size(of.weight_dtype);
     row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
     row.grad_dtype = mixpi_average_of(&of).dtype;
@@ -318,10 +317,9 @@ static mixp_result mixpi_master_follow(
     const mixp_in weight =
         mixpi_in((const char *)row->weight + (size_t)first * size, row->weight_dtype);
     const mixp_out master = mixpi_out_to((float *)row->master + first, MIXP_F32, 0);
-    mixp_compare_args same;
     mixp_where_args choice;
 
-    memset(&same, 0, sizeof same);
+    mixp_compare_args same = MIXPI_ZERO;
     same.how = MIXP_COMPARE_EQ;
     same.rank = 1;
     same.shape[0] = n;

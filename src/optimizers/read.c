@@ -47,7 +47,6 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
     uint8_t scale = 0, *bytes = (uint8_t *)words;
     mixp_result r =
         mixpi_download(opt->ctx, words, (const char *)at.data + offset, (size_t)n * size);
-    int64_t i;
 
     /* Codes of 8 bits have a scale; a split master needs the weight's bits. */
     if (r == MIXP_OK && at.scale)
@@ -56,7 +55,7 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
         r = mixpi_download(opt->ctx, weights, (const uint16_t *)opt->rows[row].weight + first,
             (size_t)n * sizeof *weights);
 
-    for (i = 0; i < n && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < n && r == MIXP_OK; i++) {
         uint32_t code = size == 4 ? words[i] : bytes[i];
         if (size == 2) {
             memcpy(&half, bytes + 2 * i, sizeof half);

@@ -47,8 +47,7 @@ static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
 
 static mixp_optimizer_desc mixpi_defaults(mixp_optimizer_kind kind) {
     const mixpi_kind *row = mixpi_kind_of(kind);
-    mixp_optimizer_desc d;
-    memset(&d, 0, sizeof d);
+    mixp_optimizer_desc d = MIXPI_ZERO;
     d.kind = kind;
     d.lr = row->lr;
     d.beta1 = row->beta1;
@@ -335,8 +334,7 @@ static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
 
 /* Group 0 of a description. */
 static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
-    mixp_param_group g;
-    memset(&g, 0, sizeof g);
+    mixp_param_group g = MIXPI_ZERO;
     g.lr = d->lr;
     g.beta1 = d->beta1;
     g.beta2 = d->beta2;
@@ -423,8 +421,7 @@ static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc 
 /* The plan of every step. */
 static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
     const mixp_param_group group = mixpi_desc_group(d);
-    mixp_step_plan plan;
-    memset(&plan, 0, sizeof plan);
+    mixp_step_plan plan = MIXPI_ZERO;
     plan.kind = d->kind;
     plan.max_norm = d->max_norm;
     plan.schedule = d->schedule;

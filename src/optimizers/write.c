@@ -184,8 +184,7 @@ static mixp_result mixpi_do_set_applied(
         MIXPI_TRY(mixpi_upload(opt->ctx, opt->rows[k].missed, &none, sizeof none));
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->applied, &steps, sizeof steps));
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->steps, &steps, sizeof steps));
-    mixp_spike_state spikes;
-    memset(&spikes, 0, sizeof spikes);
+    mixp_spike_state spikes = MIXPI_ZERO;
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->spike, &spikes, sizeof spikes));
     opt->issued = -1;
     return mixpi_upload(opt->ctx, &opt->state->skipped, &none, sizeof none);

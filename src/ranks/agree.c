@@ -12,12 +12,11 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     const mixp_ranks_desc *ranks = o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
-    mixp_agree_args k;
     if (!o->table) o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
 
     /* Collect what this rank knows. */
-    memset(&k, 0, sizeof k);
+    mixp_agree_args k = MIXPI_ZERO;
     k.plan = &o->plan;
     k.looks = d ? d->looks : NULL;
     k.first_leaf = d ? d->first : NULL;

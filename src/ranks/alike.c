@@ -100,8 +100,7 @@ static const char *mixpi_start_name(int64_t word) {
  * the first different word. */
 static int mixpi_words_differ(
     const double *table, int size, int64_t words, int64_t from, int64_t to, int64_t *word) {
-    int r;
-    for (r = 1; r < size; r++)
+    for (int r = 1; r < size; r++)
         for (*word = from; *word < to; ++*word) {
             double here = table[*word], there = table[r * words + *word];
             if (here < there || here > there) return r;
@@ -171,14 +170,13 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
     uint64_t hash;
     mixp_result r = mixpi_leaf_describe(ctx, t, here, &hash);
-    int i;
 
     /* Each rank sends its text as numbers. */
-    for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
+    for (int i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
     if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
     if (r != MIXP_OK) return r;
 
-    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+    for (int i = 0; i < MIXPI_LEAF_TEXT; i++) {
         here[i] = (char)mixpi_whole_of(table[i]);
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
@@ -296,11 +294,11 @@ static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64
     const int64_t n = d->n_leaves - from;
     unsigned char *met = (unsigned char *)mixpi_host_take(ctx, (size_t)n);
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (!met) return mixpi_out_of_memory(ctx, (size_t)n);
-    for (i = 0; i < n; i++) met[i] = d->leaves[from + i].last >= 0;
+    for (int64_t i = 0; i < n; i++) met[i] = d->leaves[from + i].last >= 0;
     if (d->unlike) r = mixpi_bits_join(ctx, met, n);
-    for (i = 0, d->n_leaves = from; i < n; i++) {
+    d->n_leaves = from;
+    for (int64_t i = 0; i < n; i++) {
         if (met[i]) d->leaves[d->n_leaves++] = d->leaves[from + i];
         else d->leaves[from + i].tensor->own.ranks.leaf = 0;
     }

@@ -144,15 +144,15 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
 /* Sorts the buckets into the order in which they complete. Only with scattered sums does this order
  * differ from the order in the arena. */
 static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
-    int64_t i, k;
-    for (i = from + 1; i < d->n_buckets; i++) {
+    int64_t k;
+    for (int64_t i = from + 1; i < d->n_buckets; i++) {
         const mixpi_bucket moved = d->buckets[i];
         const int64_t last = d->leaves[moved.end - 1].last;
         for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
             d->buckets[k] = d->buckets[k - 1];
         d->buckets[k] = moved;
     }
-    for (i = from; i < d->n_buckets; i++)
+    for (int64_t i = from; i < d->n_buckets; i++)
         for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
 }
 

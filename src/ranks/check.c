@@ -94,8 +94,8 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
     const size_t most = mixpi_round_up((size_t)ctx->ranks->bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
-    size_t at, n;
-    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+    size_t n;
+    for (size_t at = 0; at < bytes && r == MIXP_OK; at += n) {
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;

@@ -147,12 +147,10 @@ static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
 MIXPI_SELDOM
 static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
     const size_t bytes = mixpi_states_bytes(what, shared);
-    char *memory, *at;
-    int o;
-    memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
+    char *memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1), *at = memory;
     if (!memory) return NULL;
     if (!shared) memset(memory, 0, bytes);
-    for (o = 0, at = memory; o < what->n_optimizers; o++) {
+    for (int o = 0; o < what->n_optimizers; o++) {
         mixpi_rows_borrow(what->optimizers[o], at, shared);
         for (int64_t i = 0; i < what->optimizers[o]->count && !shared; i++)
             at += mixpi_row_bytes(what->optimizers[o], i);

@@ -183,8 +183,7 @@ static mixp_result mixpi_slice_copy(
     char *slice = (char *)o->shards->slices + (size_t)rank * length;
     mixp_result r = MIXP_OK;
     size_t at = 0;
-    int64_t i;
-    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         const mixp_tensor *p = o->slot[i].param;
         const size_t size = mixp_dtype_size(p->dtype);
         int64_t element;
@@ -209,8 +208,8 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
     size_t most = 0;
     for (int r = 0; r < o->ctx->ranks->size; r++) {
         size_t bytes = 0;
-        int64_t i, first;
-        for (i = 0; i < o->count; i++) {
+        int64_t first;
+        for (int64_t i = 0; i < o->count; i++) {
             const size_t size = mixp_dtype_size(o->slot[i].param->dtype);
             bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
         }
@@ -266,11 +265,11 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     const int64_t count = o->slot[i].param->count;
     const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks->bucket_bytes) / 4);
     float *ema = o->slot[i].ema;
-    int64_t first, at;
+    int64_t first;
     const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks->rank, &first) + first;
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema));
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema));
-    for (at = 0; at < count; at += most)
+    for (int64_t at = 0; at < count; at += most)
         MIXPI_TRY(mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks->sum,
             mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at)));
     return MIXP_OK;

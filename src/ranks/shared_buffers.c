@@ -59,8 +59,8 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
     const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks->bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
-    size_t at, n;
-    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+    size_t n;
+    for (size_t at = 0; at < bytes && r == MIXP_OK; at += n) {
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;

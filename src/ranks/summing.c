@@ -93,8 +93,7 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
  * mixpi_divide_by_parts, in the same pass. */
 static mixp_result mixpi_bucket_look(
     mixp_context *ctx, const mixpi_exchange *d, const mixpi_bucket *b, int divide) {
-    mixp_grad_stats_args k;
-    memset(&k, 0, sizeof k);
+    mixp_grad_stats_args k = MIXPI_ZERO;
     k.rows = d->rows + b->first;
     k.count = b->end - b->first;
     k.scale = divide ? d->parts : NULL;
@@ -105,8 +104,7 @@ static mixp_result mixpi_bucket_look(
 
 /* The mark of any gradient of this walk. A gradient that this rank left out is 0 with this mark. */
 static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
-    mixpi_mark none;
-    memset(&none, 0, sizeof none);
+    mixpi_mark none = MIXPI_ZERO;
     for (int64_t i = 0; i < d->n_leaves; i++) {
         const mixp_tensor *t = d->leaves[i].tensor;
         if (t->grad && !d->leaves[i].summed && !d->leaves[i].filled) return t->grad->own.mark;
@@ -204,14 +202,13 @@ static mixp_result mixpi_bucket_hold(
     mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b, mixpi_mark mark) {
     const size_t bytes = (size_t)b->count * sizeof(float);
     mixp_result r = mixpi_bucket_part(ctx, d, b);
-    int64_t i;
     if (!b->held) b->held = mixpi_device_alloc(ctx, bytes);
     if (!b->held) return MIXP_ERR_MEMORY;
     mixpi_filled_mark(d, mark);
     if (r == MIXP_OK)
         r = mixpi_add_into(ctx, mixpi_out_to(b->held, MIXP_F32, b->holds),
             mixpi_in(b->wire.data, b->wire.dtype), b->count);
-    for (i = b->first; i < b->end; i++) {
+    for (int64_t i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);
         l->tensor->grad = NULL;

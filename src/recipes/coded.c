@@ -36,9 +36,8 @@ static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const
 /* Why the input x of a linear cannot be kept as codes; NULL: it can. */
 static const char *mixpi_coded_hindrance(const mixp_call *c) {
     const mixp_tensor *x = c->in[0];
-    int i;
     if (c->ctx->tape.in_block) return "x is in a block of mixp_recompute";
-    for (i = 1; i < c->n_in; i++)
+    for (int i = 1; i < c->n_in; i++)
         if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is also the weight or the bias";
     if (mixpi_unread_maker(c->ctx, x)) return NULL;
     if (!x->own.from_tape) return "x is not the result of a recorded operator";
@@ -74,9 +73,8 @@ static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
 static mixp_recode_args mixpi_coded_args(
     const mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
     mixp_quantise_args plan = *x;
-    mixp_recode_args k;
     mixpi_recipe_plan(&rc->recipe, MIXPI_ROLE_X, 1, &plan);
-    memset(&k, 0, sizeof k);
+    mixp_recode_args k = MIXPI_ZERO;
     k.rows = x->rows;
     k.cols = x->cols;
     k.element = plan.element;

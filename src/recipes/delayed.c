@@ -109,9 +109,8 @@ static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
 
 /* Ends an update of the linears with one weight. */
 static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
-    mixp_turn_args k;
     MIXPI_STATIC_ASSERT(turn_operands, (int)MIXPI_ROLES == (int)MIXP_TURN_OPERANDS);
-    memset(&k, 0, sizeof k);
+    mixp_turn_args k = MIXPI_ZERO;
     k.n = MIXPI_ROLES;
     k.length = s->length;
     k.most_recent = s->recipe.most_recent;
@@ -147,11 +146,10 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
     const mixp_tensor *t;
     mixp_result r = MIXP_OK;
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
-        mixp_copy_args k;
         if (!mixpi_is_scaled_weight(t)) continue;
         const mixpi_scaled *s = mixpi_scaled_find(ctx, t);
 
-        memset(&k, 0, sizeof k);
+        mixp_copy_args k = MIXPI_ZERO;
         k.rank = 1;
         k.shape[0] = MIXPI_ROLES;
         k.src_strides[0] = k.dst_strides[0] = 1;
@@ -193,12 +191,11 @@ static mixp_result mixpi_scaled_join(
     mixp_context *ctx, double *table, float *newest, int64_t words) {
     const int64_t ranks = (int64_t)mixpi_world(ctx);
     mixp_result r;
-    int64_t i, k;
     memset(table, 0, (size_t)(ranks * words) * sizeof *table);
-    for (i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
+    for (int64_t i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
     r = mixpi_crew_share(ctx, table, words);
-    for (i = 0; i < words && r == MIXP_OK; i++)
-        for (k = 0; k < ranks; k++)
+    for (int64_t i = 0; i < words && r == MIXP_OK; i++)
+        for (int64_t k = 0; k < ranks; k++)
             if ((float)table[k * words + i] > newest[i]) newest[i] = (float)table[k * words + i];
     return r;
 }

@@ -28,9 +28,8 @@ static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     for (; s && r == MIXP_OK; s = s->next) {
         float scales[MIXPI_ROLES];
-        int i;
         r = mixpi_download(ctx, scales, s->scales, sizeof scales);
-        for (i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
+        for (int i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
             if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
         if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
     }

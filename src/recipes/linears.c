@@ -55,8 +55,7 @@ typedef struct mixpi_quantised {
 
 /* An operand that is not yet quantised, of the product of the operands a and b. */
 static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a, mixpi_role b) {
-    mixpi_quantised q;
-    memset(&q, 0, sizeof q);
+    mixpi_quantised q = MIXPI_ZERO;
     q.decode = 1.0f;
     q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
     return q;
@@ -408,8 +407,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
 
 /* The arguments that say which array is quantised. */
 static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols) {
-    mixp_quantise_args k;
-    memset(&k, 0, sizeof k);
+    mixp_quantise_args k = MIXPI_ZERO;
     k.x = x;
     k.rows = rows;
     k.cols = cols;

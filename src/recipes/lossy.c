@@ -38,7 +38,6 @@ static void mixpi_loss_of_row(const void *job, int64_t row) {
 static mixp_result mixpi_loss_of(
     mixp_context *ctx, const mixp_quantise_args *k, float decode, mixpi_loss *all) {
     mixpi_losing l;
-    int64_t row;
     l.k = k;
     l.decode = (double)decode;
     l.beyond = mixpi_lossy_beyond(k->element);
@@ -46,7 +45,7 @@ static mixp_result mixpi_loss_of(
     if (!l.rows) return MIXP_ERR_MEMORY;
     mixpi_each_unit(&ctx->exec, k->rows, k->cols, mixpi_loss_of_row, &l);
     memset(all, 0, sizeof *all);
-    for (row = 0; row < k->rows; row++) {
+    for (int64_t row = 0; row < k->rows; row++) {
         all->error += l.rows[row].error;
         all->seen += l.rows[row].seen;
         all->clipped += l.rows[row].clipped;
@@ -184,8 +183,7 @@ static int mixpi_lossy_watches(const mixp_call *c, const mixpi_lossy *operands) 
 /* On a device: the losses travel to the guard with the rows of the sample. */
 static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_quantise_args *k) {
     const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
-    mixp_lose_args l;
-    memset(&l, 0, sizeof l);
+    mixp_lose_args l = MIXPI_ZERO;
     l.n = k->rows * k->cols;
     l.x = k->x;
     l.y = k->y;

@@ -301,7 +301,6 @@ MIXPREC_API mixp_result mixp_autocast_set_recipes(
 }
 
 MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx) {
-    mixp_recipe_counts none;
-    memset(&none, 0, sizeof none);
+    mixp_recipe_counts none = MIXPI_ZERO;
     return ctx && ctx->casting ? ctx->casting->recipes : none;
 }

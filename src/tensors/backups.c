@@ -133,10 +133,9 @@ static mixp_result mixpi_check_run(mixp_context *ctx, mixp_check_buffers_args *k
  * and is Inf or NaN now. found: device memory, raised to its mixpi_bad_word. only: 0, or the
  * generation whose writes are checked. */
 static mixp_result mixpi_backups_check(mixp_context *ctx, uint64_t *found, uint64_t only) {
-    mixp_check_buffers_args k;
     mixp_result r = MIXP_OK;
     if (!ctx->buffers.all.count) return MIXP_OK;
-    memset(&k, 0, sizeof k);
+    mixp_check_buffers_args k = MIXPI_ZERO;
     k.found = found;
     for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);

@@ -130,16 +130,14 @@ static void mixpi_note_peak(mixp_context *ctx) {
 
 /* Fills n elements of dst with value, or converts n elements from src to dst. */
 static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
-    mixp_fill_args k;
-    memset(&k, 0, sizeof k);
+    mixp_fill_args k = MIXPI_ZERO;
     k.n = n;
     k.value = value;
     k.dst = dst;
     return mixpi_note_failure(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
 static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
-    mixp_convert_args k;
-    memset(&k, 0, sizeof k);
+    mixp_convert_args k = MIXPI_ZERO;
     k.n = n;
     k.src = src;
     k.dst = dst;
@@ -148,8 +146,7 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
 
 /* The arguments of kernels over dense arrays, other fields 0. A look at x[n]: */
 static mixp_look_args mixpi_look_at(mixp_in x, int64_t n, mixp_dtype low, mixp_look *row) {
-    mixp_look_args k;
-    memset(&k, 0, sizeof k);
+    mixp_look_args k = MIXPI_ZERO;
     k.n = n;
     k.x = x;
     k.low = low;
@@ -159,8 +156,7 @@ static mixp_look_args mixpi_look_at(mixp_in x, int64_t n, mixp_dtype low, mixp_l
 
 /* y = op(a) with the parameter p, n elements. */
 static mixp_unary_args mixpi_unary_of(mixp_unary op, float p, mixp_in a, mixp_out y, int64_t n) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_unary_args k = MIXPI_ZERO;
     k.op = op;
     k.p = p;
     k.n = n;
@@ -172,8 +168,7 @@ static mixp_unary_args mixpi_unary_of(mixp_unary op, float p, mixp_in a, mixp_ou
 /* y = a op b, rows by cols. */
 static mixp_binary_args mixpi_binary_of(
     mixp_binary op, mixp_in a, mixp_in b, mixp_out y, int64_t rows, int64_t cols) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_binary_args k = MIXPI_ZERO;
     k.op = op;
     k.rank = 2;
     k.shape[0] = rows;
@@ -189,8 +184,7 @@ static mixp_binary_args mixpi_binary_of(
 /* y[cols] = factor times the sums of the columns of a[n, cols]. */
 static mixp_reduce_args mixpi_reduce_of(
     mixp_in a, int64_t n, int64_t cols, double factor, mixp_out y) {
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
+    mixp_reduce_args k = MIXPI_ZERO;
     k.outer = 1;
     k.n = n;
     k.inner = cols;

@@ -13,8 +13,7 @@ static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
 /* "[2, 3, 4]" for messages. */
 static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, size_t room) {
     size_t at = 0;
-    int i;
-    for (i = 0; i < rank && at + 24 < room; i++)
+    for (int i = 0; i < rank && at + 24 < room; i++)
         at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f", (double)shape[i]);
     snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
     return text;
@@ -25,7 +24,6 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
     const int64_t *shape, int least) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
-    int i;
     if (!size)
         return mixp_context_fail(
             ctx, MIXP_ERR_DTYPE, "%s: %d is not a mixp_dtype", who, (int)dtype);
@@ -35,7 +33,7 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
             shape ? "given" : "NULL", MIXP_MAX_RANK);
 
     /* The size in bytes must stay one that memory can have. */
-    for (i = 0; i < rank; i++) {
+    for (int i = 0; i < rank; i++) {
         if (shape[i] < least)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                 "%s: dimension %d is %.0f; every dimension must be at least %d", who, i,
@@ -420,12 +418,12 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 /* Writes a + b * (uniform or standard normal) to every element. */
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double value[256], narrow[256]; /* narrow: aligned memory for any dtype */
-    int64_t i, j, n;
+    int64_t n;
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init"));
     MIXPI_TRY(mixpi_write_begin(t, "mixp_init"));
-    for (i = 0; i < t->count; i += n) {
+    for (int64_t i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
-        for (j = 0; j < n; j++) {
+        for (int64_t j = 0; j < n; j++) {
             double x = normal ? mixpi_normal(t, i + j) : mixpi_uniform(t, 2 * (i + j));
             value[j] = a + b * x;
         }

@@ -137,8 +137,8 @@ static void mixpi_gate_leave(mixpi_pool *p) {
  * before its last look at the gate, and the caller opens the gate before it counts the sleepers: at
  * least one of the two sees the other, and no wake-up is lost. */
 static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
-    int i, entered;
-    for (i = 0; !__atomic_load_n(&p->quit, __ATOMIC_RELAXED) && mixpi_wait_awake(i); i++)
+    int entered;
+    for (int i = 0; !__atomic_load_n(&p->quit, __ATOMIC_RELAXED) && mixpi_wait_awake(i); i++)
         if (mixpi_gate_pass(p, seen)) return 1;
     pthread_mutex_lock(&p->lock);
     __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);

@@ -154,7 +154,6 @@ static mixp_tensor *mixpi_recompute(
     const uint64_t generation = ctx->generation;
     const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
     const int no_grad = mixpi_is_no_grad(ctx);
-    int64_t i;
     if (plain) return fn(ctx, x, user);
 
     /* The block runs once, as it will again. */
@@ -175,7 +174,7 @@ static mixp_tensor *mixpi_recompute(
     mixpi_rerun *b = mixpi_rerun_since(ctx, before);
     if (!b) return y;
     b->kept = mixpi_origin(y);
-    for (i = 0; i < b->count; i++) b->entries[i]->block = b;
+    for (int64_t i = 0; i < b->count; i++) b->entries[i]->block = b;
     mixpi_rerun_spill(b);
     return y;
 }

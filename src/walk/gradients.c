@@ -157,9 +157,8 @@ static int mixpi_call_lend_grad(mixp_call *c, int i, int owner) {
 
 /* grad (+)= src: any real dtypes, same count. */
 static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src, int64_t count) {
-    mixp_copy_args k;
     if (!grad.accumulate) return mixpi_convert_to(ctx, grad, src, count);
-    memset(&k, 0, sizeof k);
+    mixp_copy_args k = MIXPI_ZERO;
     k.rank = 1;
     k.shape[0] = count;
     k.src = src;

@@ -74,8 +74,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
 
 /* Returns the description with all defaults filled in. */
 static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
-    mixp_guard_desc d;
-    memset(&d, 0, sizeof d);
+    mixp_guard_desc d = MIXPI_ZERO;
     if (desc) d = *desc;
     if (!d.every) d.every = 16;
     if (!d.clean) d.clean = 4;

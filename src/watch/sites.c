@@ -76,7 +76,7 @@ static mixpi_visit mixpi_visit_of(
     const mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
     mixpi_visit v = { op, n_in, in, 0, 0, 0, 1, 0 };
     uint64_t weights;
-    int i, length;
+    int length;
     const char *scope = mixpi_scope_now(ctx, &length);
     v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
 
@@ -84,7 +84,7 @@ static mixpi_visit mixpi_visit_of(
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
 
     /* Find what it reads. */
-    for (i = 0; i < n_in; i++) {
+    for (int i = 0; i < n_in; i++) {
         const mixp_tensor *weight = mixpi_site_weight(in[i]);
         v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
         v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)mixpi_seen_as(in[i]));
@@ -156,8 +156,7 @@ static int mixpi_visited_site(const mixpi_watch *w, const mixpi_visit *v, uint64
 /* The name of a site's parameter: of the first parameter that has a name. A cast is named after any
  * parameter or view. */
 static const char *mixpi_visit_param(const mixpi_visit *v) {
-    int i;
-    for (i = 0; i < v->n_in; i++) {
+    for (int i = 0; i < v->n_in; i++) {
         const mixp_tensor *t = mixpi_site_weight(v->in[i]);
         if (t && (t->requires_grad || mixpi_is_cast(v->op)) && *t->name) return t->name;
     }
