@@ -1,5 +1,5 @@
 /* ops.h - functions of PyTorch that are made of mixprec's operators: einsum, norm, cumprod, tril, triu, roll, addcdiv,
- * scatter, searchsorted. It uses only the public API.
+ * scatter, searchsorted, triplet_margin; and gradcheck. It uses only the public API.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Include this file after mixprec.h, in C or C++. It runs on every device. A function returns NULL on an error, and the
@@ -11,6 +11,7 @@
 #define OPS_H
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* To export the functions from a library, define OPS_API as what declares them, such as extern, before one file of the
@@ -54,6 +55,24 @@ OPS_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mi
  * values[..., m]. Result: i32, the shape of values, no gradient. All edges are compared with all values: 6 n m bytes of
  * memory. MIXP_ERR_SHAPE: shapes that do not fit, more than 2^24 edges, values of rank MIXP_MAX_RANK. */
 OPS_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges, mixp_tensor *values, int right);
+/* max(0, |anchor - positive| - |anchor - negative| + margin) of each row, reduced; |d| is the Euclidean length of
+ * d + 1e-6 over the last dimension. Three tensors of one shape; all get gradients. Computed and returned in f32.
+ * PyTorch's defaults: margin 1, swap 0, MIXP_REDUCE_MEAN. swap 1: the negative's distance is that to the anchor or to
+ * the positive, whichever is smaller. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not positive. */
+OPS_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive,
+                                         mixp_tensor *negative, float margin, int swap, mixp_reduction reduction);
+
+/* Checks the gradients of fn's scalar result against central differences, for every element of the inputs: f32
+ * parameters or views that require gradients. Sets *worst to the largest |analytic - numeric| / max(1, |numeric|), or
+ * to NaN if any value is not finite. eps: step; 0 = 1e-3. Calls fn 2 * elements + 2 times, each time after a
+ * mixp_step_begin; fn must be deterministic. Inputs keep their values. Rounding in f32 makes a worst of about 1e-3; a
+ * wrong gradient is far above 1e-2.
+ *
+ * MIXP_ERR_ORDER: fn returns two results for the same inputs, as with dropout, or runs under autocast. MIXP_ERR_DTYPE:
+ * an input is not f32. MIXP_ERR_ARGUMENT: a pointer is NULL, there is no input, or an input of another context. */
+OPS_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *),
+                                         void *user, int n_inputs, mixp_tensor *const *inputs, double eps,
+                                         double *worst);
 
 #ifndef OPS_NO_IMPLEMENTATION
 
@@ -268,6 +287,177 @@ OPS_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges, mi
     behind = mixp_argmax(ctx, behind, -1, 0);
     mixp_autocast_close(ctx, region);
     return behind;
+}
+
+/* --- triplet_margin ---------------------------------------------------------------------- */
+
+static int ops_same_shape(const mixp_tensor *a, const mixp_tensor *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
+
+/* |x - y + 1e-6| over the last dimension. */
+static mixp_tensor *ops_distance(mixp_context *ctx, mixp_tensor *x, mixp_tensor *y) {
+    return mixp_vector_norm(ctx, mixp_add_scalar(ctx, mixp_sub(ctx, x, y), 1e-6f), -1, 0);
+}
+
+/* The losses of all rows, reduced. */
+static mixp_tensor *ops_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive, mixp_tensor *negative,
+                                float margin, int swap, mixp_reduction reduction) {
+    mixp_tensor *far = ops_distance(ctx, anchor, negative), *y;
+    if (swap) far = mixp_minimum(ctx, far, ops_distance(ctx, positive, negative));
+    y = mixp_sub(ctx, ops_distance(ctx, anchor, positive), far);
+    y = mixp_relu(ctx, mixp_add_scalar(ctx, y, margin));
+    if (reduction == MIXP_REDUCE_NONE) return y;
+    return reduction == MIXP_REDUCE_SUM ? mixp_sum(ctx, y, MIXP_ALL, 0) : mixp_mean(ctx, y, MIXP_ALL, 0);
+}
+
+OPS_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive,
+                                         mixp_tensor *negative, float margin, int swap, mixp_reduction reduction) {
+    const char *name = "triplet_margin";
+    const uint32_t bits = mixp_bits_of_f32(margin);
+    if (!ops_usable(ctx, name, "anchor", anchor, 1) || !ops_usable(ctx, name, "positive", positive, 1)) return NULL;
+    if (!ops_usable(ctx, name, "negative", negative, 1)) return NULL;
+    if (anchor->rank < 1 || !ops_same_shape(anchor, positive) || !ops_same_shape(anchor, negative))
+        return ops_fail(ctx, MIXP_ERR_SHAPE, name, "anchor, positive and negative need one shape, of rank at least 1");
+    if (bits == 0 || bits >= 0x7F800000u)
+        return ops_fail(ctx, MIXP_ERR_ARGUMENT, name, "the margin must be finite and above 0; PyTorch's default is 1");
+    if (reduction != MIXP_REDUCE_MEAN && reduction != MIXP_REDUCE_SUM && reduction != MIXP_REDUCE_NONE)
+        return ops_fail(ctx, MIXP_ERR_ARGUMENT, name, "reduce with MIXP_REDUCE_MEAN, MIXP_REDUCE_SUM or MIXP_REDUCE_NONE");
+
+    const int region = ops_open_f32(ctx);
+    if (region < 0) return NULL;
+    mixp_tensor *y = ops_triplet(ctx, ops_as_f32(ctx, anchor), ops_as_f32(ctx, positive), ops_as_f32(ctx, negative),
+                                 margin, swap, reduction);
+    mixp_autocast_close(ctx, region);
+    return y;
+}
+
+/* --- check_gradients --------------------------------------------------------------------- */
+
+typedef struct ops_check {
+    mixp_context *ctx;
+    mixp_tensor *(*fn)(mixp_context *, void *);
+    void   *user;
+    double  eps;
+    float  *value, *analytic;   /* of one input                                            */
+} ops_check;
+
+static int64_t ops_casts(const mixp_context *ctx) {
+    const mixp_cast_count n = mixp_autocast_casts(ctx);
+    return n.weight_casts + n.weight_hits + n.activation_casts;
+}
+
+/* The loss of a new step. */
+static double ops_loss(const ops_check *k) {
+    if (mixp_step_begin(k->ctx) != MIXP_OK) return 0.0;
+    return mixp_item(k->fn(k->ctx, k->user));
+}
+
+/* Finite values alone are computed with: others could trap in a program that lets exceptions trap. */
+static int ops_is_finite(double x) { return (mixp_bits_of_f64(x) >> 52 & 0x7FFu) != 0x7FFu; }
+
+/* Runs fn twice, and walks back. Fails if differences of eps could not show the gradients. */
+static mixp_result ops_check_walk(const ops_check *k) {
+    const int64_t casts = ops_casts(k->ctx);
+    const mixp_dtype around = mixp_autocast_current(k->ctx).dtype;
+    const double first = ops_loss(k);
+    mixp_result r = mixp_step_begin(k->ctx);
+    if (r != MIXP_OK) return r;
+    mixp_tensor *loss = k->fn(k->ctx, k->user);
+    const double second = mixp_item(loss);
+    if (mixp_bits_of_f64(first) != mixp_bits_of_f64(second))
+        return mixp_context_fail(k->ctx, MIXP_ERR_ORDER,
+            "mixp_check_gradients: fn returns another loss in each run, as with dropout, which draws other random "
+            "numbers: pass training 0 to mixp_dropout, and set attention's dropout to 0");
+    if (ops_casts(k->ctx) != casts || around != MIXP_F32)
+        return mixp_context_fail(k->ctx, MIXP_ERR_ORDER,
+            "mixp_check_gradients: fn runs under autocast, whose rounding errors exceed the effect of eps; check it in "
+            "f32");
+    return mixp_backward(k->ctx, loss);
+}
+
+/* The relative error of the gradient of one element. */
+static mixp_result ops_check_element(const ops_check *k, mixp_tensor *t, int64_t i, double *error) {
+    const float old = k->value[i];
+    const float up = mixp_f32_from_f64((double)old + k->eps), down = mixp_f32_from_f64((double)old - k->eps);
+    double loss[2], size;
+    *error = mixp_f64_of_bits(0x7FF8000000000000u);
+    for (int side = 0; side < 2; side++) {
+        k->value[i] = side ? up : down;
+        mixp_result r = mixp_write(t, k->value, MIXP_F32, t->count);
+        if (r != MIXP_OK) return r;
+        loss[side] = ops_loss(k);
+    }
+    k->value[i] = old;
+    if (!ops_is_finite(loss[0]) || !ops_is_finite(loss[1]) || !ops_is_finite((double)k->analytic[i]) || !(up > down))
+        return mixp_write(t, k->value, MIXP_F32, t->count);
+
+    const double numeric = (loss[1] - loss[0]) / ((double)up - (double)down);
+    *error = (double)k->analytic[i] - numeric;
+    if (*error < 0.0) *error = -*error;
+    size = numeric < 0.0 ? -numeric : numeric;
+    if (size > 1.0) *error /= size;
+    return mixp_write(t, k->value, MIXP_F32, t->count);
+}
+
+/* Raises *worst to the largest error of one input. A NaN stays. */
+static mixp_result ops_check_input(ops_check *k, mixp_tensor *t, double *worst) {
+    const size_t bytes = (size_t)t->count * sizeof(float);
+    mixp_result r = mixp_read(t, k->value, MIXP_F32, t->count);
+    memset(k->analytic, 0, bytes);
+    if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, k->analytic, MIXP_F32, t->count);
+    for (int64_t i = 0; i < t->count && r == MIXP_OK; i++) {
+        double error;
+        r = ops_check_element(k, t, i, &error);
+        if (ops_is_finite(*worst) && (!ops_is_finite(error) || error > *worst)) *worst = error;
+    }
+    t->grad = NULL;
+    return r;
+}
+
+/* Can all inputs be checked? *most: elements of the largest input. */
+static mixp_result ops_check_inputs(mixp_context *ctx, int n, mixp_tensor *const *inputs, int64_t *most) {
+    *most = 0;
+    for (int i = 0; i < n; i++) {
+        const mixp_tensor *t = inputs[i];
+        if (!t) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: input %d is NULL", i);
+        if (t->ctx != ctx)
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: input %d belongs to another context", i);
+        if (t->dtype != MIXP_F32)
+            return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                "mixp_check_gradients: input %d must be a permanent f32 tensor (mixp_param or mixp_view)", i);
+        if (t->count > *most) *most = t->count;
+    }
+    return MIXP_OK;
+}
+
+OPS_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *),
+                                         void *user, int n_inputs, mixp_tensor *const *inputs, double eps,
+                                         double *worst) {
+    ops_check k;
+    int64_t most;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!fn || !inputs || !worst || n_inputs < 1)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: %s", !fn ? "fn is NULL"
+            : !inputs ? "inputs is NULL" : !worst ? "worst is NULL" : "n_inputs is below 1");
+    mixp_result r = ops_check_inputs(ctx, n_inputs, inputs, &most);
+    if (r != MIXP_OK) return r;
+
+    k.ctx = ctx;
+    k.fn = fn;
+    k.user = user;
+    k.eps = eps > 0.0 ? eps : 1e-3;
+    k.value = (float *)malloc((size_t)most * 2 * sizeof(float) + 1);
+    if (!k.value) return mixp_context_fail(ctx, MIXP_ERR_MEMORY, "mixp_check_gradients: out of memory");
+    k.analytic = k.value + most;
+
+    /* The gradients that the walk computes, beside differences of the loss. */
+    for (int i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
+    *worst = 0.0;
+    r = ops_check_walk(&k);
+    for (int i = 0; i < n_inputs && r == MIXP_OK; i++) r = ops_check_input(&k, inputs[i], worst);
+    free(k.value);
+    return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
 
 /* --- einsum of two operands: sums, transposes and one product ---------------------------- */

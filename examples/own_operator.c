@@ -9,6 +9,7 @@
  * a wave with it, in bf16. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "ops.h"
 #include <math.h>
 #include <stdio.h>
 

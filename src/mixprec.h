@@ -151,9 +151,6 @@ MIXPI_COLD_END
 #include "walk/blocks.c"
 #include "walk/backward.c"
 #include "walk/begin.c"
-MIXPI_COLD_BEGIN
-#include "walk/check_gradients.c"
-MIXPI_COLD_END
 #include "operators/cast.c"
 #include "operators/shared.c"
 #include "operators/products.c"

@@ -69,7 +69,6 @@
  *     bce_with_logits kl_div      F32      x, target            both          f32 scalar
  *     bce                         BANNED   x, target            both          f32 scalar
  *     nll                         F32      x, targets           x             f32 scalar
- *     triplet_margin              F32      three tensors        all           f32 scalar
  *     loss_apply, ..._apply       those of the loss                           see mixp_loss_desc
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
@@ -478,12 +477,6 @@ MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_ten
  * mixp_embedding. */
 MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
                                   int32_t ignore);
-/* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
- * of d + 1e-6 over the last dimension (PyTorch's default margin: 1). Three tensors of one shape.
- * Several operators run, in f32. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not positive. */
-MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
-                                             mixp_tensor *positive, mixp_tensor *negative,
-                                             float margin);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 
@@ -542,9 +535,6 @@ typedef struct mixp_loss_desc {
     int32_t      ignore;
     float        bound;         /* huber: delta. smooth_l1: beta. 0 = 1                    */
     int          log_target;    /* kl_div: 1: target contains log-probabilities            */
-    float        margin;        /* triplet_margin. 0 = 1                                   */
-    int          swap;          /* triplet_margin: 1: the negative's distance is that to the anchor
-                                   or to the positive, whichever is smaller                */
     mixp_tensor *bias;          /* linear_cross_entropy: [vocab], added to the logits, with a
                                    gradient. NULL = none                                   */
     int64_t      chunk;         /* linear_cross_entropy: rows at a time. 0 = the default   */
@@ -572,14 +562,10 @@ typedef struct mixp_loss_desc {
  * the shapes. */
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
                                          mixp_tensor *target, const mixp_loss_desc *desc);
-/* mixp_loss_apply for the losses of three tensors: mixp_linear_cross_entropy_apply and
- * mixp_triplet_margin_apply; desc NULL = zeroed. Targets of linear_cross_entropy are i32. */
+/* mixp_loss_apply for linear_cross_entropy, a loss of three tensors. targets: i32. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
-MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
-                                                   mixp_tensor *positive, mixp_tensor *negative,
-                                                   const mixp_loss_desc *desc);
 
 /* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
  * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension

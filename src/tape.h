@@ -101,19 +101,6 @@ typedef mixp_tensor *(*mixp_block_fn)(mixp_context *ctx, mixp_tensor *x, void *u
 MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
                                         mixp_tensor *x);
 
-/* Checks the gradients of fn's scalar result against central differences, for every element of
- * inputs (f32, requires_grad). Sets *worst to the largest |analytic - numeric| / max(1, |numeric|),
- * or to NaN if any value is NaN. eps: step; 0 = 1e-3. Calls fn 2 * elements + 1 times, each time
- * after a mixp_step_begin; fn must be deterministic. Inputs keep their values. Rounding in f32
- * makes a worst of about 1e-3; a wrong gradient is far above 1e-2.
- *
- * MIXP_ERR_ORDER: fn uses dropout or runs under autocast. */
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
-                                             mixp_tensor *(*fn)(mixp_context *, void *),
-                                             void *user, int n_inputs,
-                                             mixp_tensor *const *inputs, double eps,
-                                             double *worst);
-
 /* --- for authors of operators ---------------------------------------------------------------- */
 
 #define MIXP_MAX_INPUTS 65536   /* sanity limit for an uninitialised count                 */

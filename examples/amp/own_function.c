@@ -3,6 +3,7 @@
  *   cc -O2 examples/amp/own_function.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "../ops.h"
 #include <math.h>
 #include <stdio.h>
 

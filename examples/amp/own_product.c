@@ -3,6 +3,7 @@
  *   cc -O2 examples/amp/own_product.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "../ops.h"
 #include <stdio.h>
 
 /* c = op(a) op(b); a and b are n x n. */

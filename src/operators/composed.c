@@ -38,7 +38,7 @@ typedef struct mixpi_form {
     int dim, keep, correction;  /* correction: the C of var's divisor n - C                */
     int wide;                   /* 1: under autocast the result is f32                     */
     const mixp_loss_desc *desc; /* options of a loss; otherwise NULL                       */
-    mixp_tensor *more[2];       /* further inputs                                          */
+    mixp_tensor *target;        /* of a loss                                               */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
@@ -86,8 +86,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
 /* A reduction along dim, whose result the operator `rounding` rounds. */
 static mixpi_form mixpi_reduction_form(int rounding, int dim, int keep,
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
+    mixpi_form p = MIXPI_ZERO;
     p.op = &mixpi_roundings[rounding];
     p.dim = dim;
     p.keep = keep;
@@ -127,12 +126,11 @@ static mixp_result mixpi_finite_or_0(mixp_call *c) {
     const mixp_tensor *means = c->saved[0];
     mixp_unary_args mask = mixpi_unary_of(MIXP_UNARY_AFFINE, 0.0f, mixpi_tensor_in(means),
         mixpi_tensor_out(c->saved[1], 0), means->count);
-    mixp_where_args k;
     mask.q = 1.0f;
     MIXPI_TRY(MIXPI_RUN(c, unary, &mask));
 
     /* An element of 1 chooses saved 0; there is no b, so that others become 0. */
-    memset(&k, 0, sizeof k);
+    mixp_where_args k = MIXPI_ZERO;
     k.rank = 1;
     k.shape[0] = mask.n;
     k.mask = mixpi_tensor_in(c->saved[1]);
@@ -172,8 +170,7 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
     static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
         mixpi_binary_infer, mixpi_deviation_forward, mixpi_binary_backward, NULL };
     mixp_tensor *in[2];
-    mixpi_deviation p;
-    memset(&p, 0, sizeof p);
+    mixpi_deviation p = MIXPI_ZERO;
     p.k.op = MIXP_BINARY_SUB;
     p.dim = dim;
     in[0] = x;
@@ -202,8 +199,7 @@ MIXPREC_API mixp_tensor *mixp_var(
 static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
     static const mixp_op root = { "root", MIXP_CLASS_KEEP, sizeof(mixp_unary_args),
         mixpi_same_infer, mixpi_unary_forward, mixpi_unary_backward, NULL };
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_unary_args k = MIXPI_ZERO;
     k.op = MIXP_UNARY_ROOT;
     return mixp_apply(ctx, &root, 1, &t, 1, &k);
 }

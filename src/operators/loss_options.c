@@ -10,23 +10,21 @@ enum {
     MIXPI_OPTION_IGNORE = 8,
     MIXPI_OPTION_BOUND = 16,
     MIXPI_OPTION_LOG_TARGET = 32,
-    MIXPI_OPTION_MARGIN = 64,
-    MIXPI_OPTION_SWAP = 128,
-    MIXPI_OPTION_BIAS = 256,
-    MIXPI_OPTION_CHUNK = 512,
-    MIXPI_OPTION_BATCHMEAN = 1024
+    MIXPI_OPTION_BIAS = 64,
+    MIXPI_OPTION_CHUNK = 128,
+    MIXPI_OPTION_BATCHMEAN = 256
 };
 
 static const char *const mixpi_option_names[] = {
-    "weight", "pos_weight", "smoothing", "ignore", "bound",      "log_target",
-    "margin", "swap",       "bias",      "chunk",  "MIXP_REDUCE_BATCHMEAN"
+    "weight", "pos_weight", "smoothing", "ignore", "bound", "log_target", "bias", "chunk",
+    "MIXP_REDUCE_BATCHMEAN"
 };
 
 /* The options that a description sets. */
 static unsigned mixpi_options_set(const mixp_loss_desc *d) {
     const int set[] = { d->weight != NULL, d->pos_weight != NULL, mixpi_is_not_0(d->smoothing),
-        d->ignores, mixpi_is_not_0(d->bound), d->log_target, mixpi_is_not_0(d->margin), d->swap,
-        d->bias != NULL, d->chunk != 0, d->reduction == MIXP_REDUCE_BATCHMEAN };
+        d->ignores, mixpi_is_not_0(d->bound), d->log_target, d->bias != NULL, d->chunk != 0,
+        d->reduction == MIXP_REDUCE_BATCHMEAN };
     unsigned options = 0;
     for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) options |= (set[i] != 0 ? 1u : 0u) << i;
     return options;
@@ -116,10 +114,9 @@ static mixp_tensor *mixpi_form_weighted(mixp_context *ctx, mixp_tensor *y, const
 static mixp_tensor *mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t,
     const mixp_loss_desc *d,
     mixp_tensor *(*of)(mixp_context *, mixp_tensor *, const mixpi_form *)) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
+    mixpi_form p = MIXPI_ZERO;
     p.desc = d;
-    p.more[0] = t;
+    p.target = t;
     p.of = of;
     return x ? mixpi_apply_form(ctx, x, &p) : NULL;
 }
@@ -131,7 +128,7 @@ static mixp_tensor *mixpi_form_soft_entropy(
     mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float share = p->desc->smoothing;
     mixp_loss_desc d = *p->desc;
-    mixp_tensor *t = p->more[0], *y = mixp_log_softmax(ctx, x);
+    mixp_tensor *t = p->target, *y = mixp_log_softmax(ctx, x);
     const double rows = (double)mixpi_rows_of(x);
     if (share > 0.0f)
         t = mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, mixpi_as_f32(ctx, t),
@@ -176,8 +173,7 @@ static mixp_tensor *mixpi_soft_entropy(
 
 /* The attributes of a cross entropy with these options. */
 static mixpi_entropy mixpi_entropy_of(const mixp_loss_desc *d, int logs) {
-    mixpi_entropy p;
-    memset(&p, 0, sizeof p);
+    mixpi_entropy p = MIXPI_ZERO;
     p.k.ignore = d->ignores ? d->ignore : MIXP_IGNORE;
     p.k.smoothing = mixpi_is_not_0(d->smoothing) ? d->smoothing : 0.0f; /* no -0 */
     p.k.logs = logs;
@@ -206,13 +202,12 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
                          MIXPI_OPTION_BIAS | MIXPI_OPTION_CHUNK;
     mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
     mixp_loss_desc d;
-    mixpi_chunked h;
     if (!ctx || mixpi_options_of(ctx, op->name, has, desc, &d) != MIXP_OK) return NULL;
     if (mixpi_check_input(ctx, op, 1, 2, w) != MIXP_OK) return NULL;
     in[3] = d.bias;
     if (d.weight) in[4] = mixpi_class_weights(ctx, op->name, d.weight, w->rank ? w->shape[0] : 1);
     if (d.weight && !in[4]) return NULL;
-    memset(&h, 0, sizeof h);
+    mixpi_chunked h = MIXPI_ZERO;
     h.loss = mixpi_entropy_of(&d, 0);
     h.chunk = d.chunk;
     return mixp_apply(ctx, op, 5, in, 3, &h);
@@ -229,7 +224,7 @@ typedef struct mixpi_loss_row {
 
 /* t pos_weight log(1 + e^-x) + (1 - t) log(1 + e^x): nothing cancels. */
 static mixp_tensor *mixpi_form_pos_weight(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *t = mixpi_as_f32(ctx, p->more[0]), *y;
+    mixp_tensor *t = mixpi_as_f32(ctx, p->target), *y;
     y = mixp_mul(
         ctx, mixp_mul(ctx, t, p->desc->pos_weight), mixp_softplus(ctx, mixp_neg(ctx, x), 1.0f));
     t = mixp_mul(ctx, mixp_rsub(ctx, t, 1.0f), mixp_softplus(ctx, x, 1.0f));
@@ -307,67 +302,4 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
 
     if (kinds[i].kind == MIXP_LOSS_COUNT) return mixpi_apply_entropy(ctx, loss, x, target, &d);
     return mixpi_apply_compared(ctx, &kinds[i], x, target, &d);
-}
-
-/* --- triplets --- */
-
-/* |x - y + 1e-6| over the last dimension. */
-static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *y) {
-    mixp_tensor *d = mixp_sub(ctx, x, y);
-    d = mixp_square(ctx, mixp_add_scalar(ctx, d, 1e-6f));
-    return mixpi_root(ctx, mixp_sum(ctx, d, -1, 0));
-}
-
-static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *like = mixpi_as_f32(ctx, p->more[0]), *other = mixpi_as_f32(ctx, p->more[1]);
-    mixp_tensor *d = mixpi_apart(ctx, x, other);
-    if (p->desc->swap) d = mixp_minimum(ctx, d, mixpi_apart(ctx, like, other));
-    d = mixp_sub(ctx, mixpi_apart(ctx, x, like), d);
-    d = mixp_relu(ctx, mixp_add_scalar(ctx, d, p->desc->margin));
-    return mixpi_reduced_loss(ctx, d, p->desc);
-}
-
-static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive,
-    mixp_tensor *negative, const mixp_loss_desc *d) {
-    mixpi_outer o;
-    mixpi_form p;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", 3, anchor, positive, negative);
-    if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
-
-    /* The three have one shape, and the margin is above 0. */
-    if (anchor->rank < 1 || !mixpi_shapes_equal(anchor, positive) ||
-        !mixpi_shapes_equal(anchor, negative)) {
-        mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
-        return NULL;
-    }
-    if (!mixpi_f32_is_positive(d->margin)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "triplet_margin: margin is %g; pass a finite margin above 0", (double)d->margin);
-        return NULL;
-    }
-
-    /* The anchor is the first tensor of the form; the others come with it. */
-    memset(&p, 0, sizeof p);
-    p.desc = d;
-    p.more[0] = positive;
-    p.more[1] = negative;
-    p.of = mixpi_form_triplet;
-    return mixpi_apply_form(ctx, anchor, &p);
-}
-
-MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
-    mixp_tensor *positive, mixp_tensor *negative, float margin) {
-    mixp_loss_desc d;
-    memset(&d, 0, sizeof d);
-    d.margin = margin;
-    return mixpi_triplet(ctx, anchor, positive, negative, &d);
-}
-
-MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
-    mixp_tensor *positive, mixp_tensor *negative, const mixp_loss_desc *desc) {
-    const unsigned has = MIXPI_OPTION_MARGIN | MIXPI_OPTION_SWAP;
-    mixp_loss_desc d;
-    if (!ctx || mixpi_options_of(ctx, "triplet_margin", has, desc, &d) != MIXP_OK) return NULL;
-    if (!mixpi_is_not_0(d.margin)) d.margin = 1.0f;
-    return mixpi_triplet(ctx, anchor, positive, negative, &d);
 }

@@ -121,8 +121,7 @@ static void mixpi_note_written(mixp_tensor *t, double value) {
 
 /* The name of the first named input of a call; low copies and gradients have a tensor's name. */
 static const char *mixpi_call_first_name(const mixp_call *c) {
-    int i;
-    for (i = 0; i < c->n_in; i++)
+    for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && *c->in[i]->name) return c->in[i]->name;
     return "";
 }
@@ -234,8 +233,7 @@ static const char *const mixpi_input_names[][4] = {
     { "one_hot", "ids", "", "" },
     { "scatter_add", "x", "src", "ids" },
     { "index_add", "x", "src", "ids" },
-    { "nll", "x", "targets", "" },
-    { "triplet_margin", "anchor", "positive", "negative" }
+    { "nll", "x", "targets", "" }
 };
 
 static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
@@ -290,8 +288,7 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
 /* Opens a region of f32, in which operators compute and store f32 whatever region is open. Returns
  * the region's number, or -1. */
 static int mixpi_open_f32(mixp_context *ctx) {
-    mixp_autocast off;
-    memset(&off, 0, sizeof off);
+    mixp_autocast off = MIXPI_ZERO;
     off.dtype = MIXP_F32;
     off.level = 1;
     return mixp_autocast_open_with(ctx, &off);
@@ -312,7 +309,6 @@ typedef struct mixpi_outer {
  * of the first `required` is NULL. */
 static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char *name,
     int required, mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
-    int i;
     if (!ctx) return NULL;
     memset(o, 0, sizeof *o);
     o->op.name = name;
@@ -323,7 +319,7 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
     o->call.op = &o->op;
     o->call.in = o->in;
     o->call.n_in = 3;
-    for (i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++)
         if (mixpi_check_input(ctx, &o->op, i, required, o->in[i]) != MIXP_OK) return NULL;
     return &o->call;
 }

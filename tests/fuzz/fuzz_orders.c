@@ -6,6 +6,7 @@
  */
 #include <math.h>
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "examples/compare.h"
 #include "fuzz.h"
 

@@ -64,7 +64,7 @@ static mixp_tensor *contrastive_loss(session *s, int turn, int training) {
     mixp_split_sizes(c, b, 0, 2, sizes, parts);
     turned[0] = parts[1];
     turned[1] = parts[0];
-    loss = mixp_add(c, loss, mixp_triplet_margin(c, a, b, mixp_concat(c, 2, turned, 0), 0.2f));
+    loss = mixp_add(c, loss, mixp_triplet_margin(c, a, b, mixp_concat(c, 2, turned, 0), 0.2f, 0, MIXP_REDUCE_MEAN));
     return mixp_scale(c, loss, 0.5f);
 }
 

@@ -8,6 +8,7 @@
 #include "test.h"
 #include "shared_work.h"
 #include "programs/harness.h"
+#include "../../examples/ops.h"
 #include "traps.h"
 
 #if CAN_TRAP && defined(__SSE__)

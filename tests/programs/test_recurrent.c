@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "../../examples/ops.h"
 #include "../../examples/recurrent.h"
 #include "../reference/recurrent.h"
 

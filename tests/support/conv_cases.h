@@ -4,6 +4,7 @@
 #ifndef CONV_CASES_H
 #define CONV_CASES_H
 #include "../../examples/conv.h"
+#include "../../examples/ops.h"
 #ifndef CONV_EACH
 #  define CONV_EACH 1                   /* the slowest tests run every n-th case */
 #endif

@@ -98,8 +98,8 @@ static mixp_tensor *apply_small(mixp_context *c, const char *name, mixp_tensor *
     IS("!sort_places_down")     return mixp_sort(c, t[0], -1, 1, &places) ? places : NULL;
     BEGINS("!cast")             return mixp_cast(c, t[0], dtype);
     BEGINS("nll")               return mixp_nll(c, t[0], t[1], MIXP_IGNORE);
-    IS("triplet")               return mixp_triplet_margin(c, t[0], t[1], t[2], 1.0f);
-    IS("triplet_one")           return mixp_triplet_margin(c, t[0], t[1], t[2], 0.25f);
+    IS("triplet")               return mixp_triplet_margin(c, t[0], t[1], t[2], 1.0f, 0, MIXP_REDUCE_MEAN);
+    IS("triplet_one")           return mixp_triplet_margin(c, t[0], t[1], t[2], 0.25f, 0, MIXP_REDUCE_MEAN);
     IS("log2")                  return mixp_log2(c, t[0]);
     IS("log10")                 return mixp_log10(c, t[0]);
     IS("acos")                  return mixp_acos(c, mixp_scale(c, t[0], 0.25f));

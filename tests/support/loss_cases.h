@@ -61,8 +61,6 @@ static mixp_loss_desc loss_options(const loss_case *k, int64_t chunk) {
     if (k->options & IGNORE) d.ignores = 1;
     d.ignore = loss_ignored;                    /* counts only with `ignores` */
     if (k->options & BOUND) d.bound = loss_bound;
-    if (k->options & MARGIN) d.margin = loss_margin;
-    d.swap = (k->options & SWAP) != 0;
     d.log_target = (k->options & LOG_TARGET) != 0;
     return d;
 }
@@ -76,7 +74,8 @@ static mixp_tensor *loss_apply(const loss_case *k, const loss_name *l, mixp_tens
         return mixp_linear_cross_entropy_apply(case_c, x, t, ids, &d);
     if (l->id == MIXP_OP_COUNT) {
         third = mixp_cast(case_c, loss_tensor(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_third), dtype);
-        return mixp_triplet_margin_apply(case_c, x, t, third, &d);
+        return mixp_triplet_margin(case_c, x, t, third, k->options & MARGIN ? loss_margin : 1.0f,
+                                   (k->options & SWAP) != 0, k->reduction);
     }
     if (l->id == MIXP_OP_NLL || (l->id == MIXP_OP_CROSS_ENTROPY && !(k->options & PROBS))) t = ids;
     return mixp_loss_apply(case_c, l->id, x, t, &d);
@@ -239,9 +238,6 @@ static void test_loss_refused(void) {
     d = none;
     d.bias = loss_tensor(MIXP_F32, 0, 3, loss_b);
     case_refused(mixp_linear_cross_entropy_apply(case_c, x, t, ids, &d), MIXP_ERR_SHAPE, "the bias must be");
-    d = none;
-    d.margin = -1.0f;
-    case_refused(mixp_triplet_margin_apply(case_c, x, t, t, &d), MIXP_ERR_ARGUMENT, "margin is -1");
     case_refused(mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, x, mixp_transpose(case_c, t, 0, 1), NULL), MIXP_ERR_SHAPE,
                  "or probabilities of x's shape");
     case_refused(mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, NULL, ids, NULL), MIXP_ERR_ARGUMENT, "input 0 is NULL");

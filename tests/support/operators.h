@@ -61,11 +61,10 @@ static inline mixp_tensor *op_loss_with(const op_in *o) {
     if (is & OP_IGNORE) d.ignores = 1, d.ignore = 3;
     if (is & OP_BOUND) d.bound = 0.375f;
     if (is & OP_LOG_TARGET) d.log_target = 1;
-    if (is & OP_MARGIN) d.margin = 0.75f;
-    if (is & OP_SWAP) d.swap = 1;
     if (is & OP_BIAS) d.bias = o->v;
     if (is & OP_CHUNK) d.chunk = 2;
-    if (o->loss == MIXP_OP_COUNT) return mixp_triplet_margin_apply(o->c, x, target, o->z, &d);
+    if (o->loss == MIXP_OP_COUNT)
+        return mixp_triplet_margin(o->c, x, target, o->z, is & OP_MARGIN ? 0.75f : 1.0f, (is & OP_SWAP) != 0, o->reduction);
     if (by_class) target = is & OP_PROBABILITIES ? mixp_softmax(o->c, target) : o->i;
     else if (is & OP_PROBABILITIES || (o->loss == MIXP_OP_KL_DIV && !(is & OP_LOG_TARGET))) target = mixp_sigmoid(o->c, target);
     if (o->loss == MIXP_OP_LINEAR_CROSS_ENTROPY) return mixp_linear_cross_entropy_apply(o->c, x, o->w, target, &d);
@@ -260,7 +259,7 @@ static inline mixp_tensor *op_turned(const op_in *o) {
     X(searchsorted,    R, R, "",           mixp_searchsorted(c, mixp_sort(c, v, 0, 0, NULL), x, 0))                   \
     X(cross_entropy_smooth, R, N, "x:",    mixp_cross_entropy_smooth(c, x, o->i, 3, k / 2))                           \
     X(kl_div_of_logs,  R, N, "!x:",        mixp_kl_div(c, x, y, 1))                                                   \
-    X(triplet_margin,  R, N, "x: y: z:",   mixp_triplet_margin(c, x, y, o->z, k))                                     \
+    X(triplet_margin,  R, N, "x: y: z:",   mixp_triplet_margin(c, x, y, o->z, k, 0, o->reduction))                    \
     X(squeeze,         R, R, "x:",         mixp_squeeze(c, mixp_unsqueeze(c, x, -1), -1))                             \
     X(roll,            R, R, "x:",         mixp_roll(c, x, 3, -1))                                                    \
     X(tril,            R, S, "x:",         mixp_tril(c, x, 1))                                                        \

@@ -644,7 +644,7 @@ static void triplet_one(mixp_dtype dtype, int rows, int cols, float margin) {
     }
     for (int k = 0; k < 3; k++) t[k] = case_param(dtype, 2, shape, v[k]);
     mixp_step_begin(case_c);
-    y = mixp_triplet_margin(case_c, t[0], t[1], t[2], margin);
+    y = mixp_triplet_margin(case_c, t[0], t[1], t[2], margin, 0, MIXP_REDUCE_MEAN);
     CHECK(y && y->dtype == MIXP_F32 && y->rank == 0);
     CHECK_INT(mixp_backward(case_c, y), MIXP_OK);
     CHECK_NEAR(mixp_item(y), loss, 2e-6 * (1.0 + loss));
@@ -667,12 +667,12 @@ static void test_triplet(void) {
     mixp_tensor *t = case_param(MIXP_F32, 2, two, x);
     mixp_tensor *s = case_param(MIXP_F32, 2, three, x);
     mixp_step_begin(case_c);
-    CHECK_INT(mixp_backward(case_c, mixp_triplet_margin(case_c, t, t, t, 1.0f)), MIXP_OK);
+    CHECK_INT(mixp_backward(case_c, mixp_triplet_margin(case_c, t, t, t, 1.0f, 0, MIXP_REDUCE_MEAN)), MIXP_OK);
     const double *got = case_read(t->grad, 6);
     for (int i = 0; i < 6; i++) CHECK_NEAR(got[i], 0.0, 1e-7);
-    case_refused(mixp_triplet_margin(case_c, t, s, t, 1.0f), MIXP_ERR_SHAPE, "triplet_margin: anchor [2, 3] and positive [3, 2]");
-    case_refused(mixp_triplet_margin(case_c, t, t, NULL, 1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: input 2");
-    case_refused(mixp_triplet_margin(case_c, t, mixp_full(case_c, MIXP_I32, 2, two, 1.0), t, 1.0f), MIXP_ERR_DTYPE, "triplet_margin");
+    case_refused(mixp_triplet_margin(case_c, t, s, t, 1.0f, 0, MIXP_REDUCE_MEAN), MIXP_ERR_SHAPE, "triplet_margin: anchor, positive and negative need one shape");
+    case_refused(mixp_triplet_margin(case_c, t, t, NULL, 1.0f, 0, MIXP_REDUCE_MEAN), MIXP_ERR_ARGUMENT, "triplet_margin: negative is NULL");
+    case_refused(mixp_triplet_margin(case_c, t, mixp_full(case_c, MIXP_I32, 2, two, 1.0), t, 1.0f, 0, MIXP_REDUCE_MEAN), MIXP_ERR_DTYPE, "triplet_margin");
     mixp_context_free(case_c);
 }
 

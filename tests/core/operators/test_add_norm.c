@@ -4,6 +4,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "test.h"
 
 enum { ROWS = 5, WIDTH = 12, COUNT = ROWS * WIDTH, PARAMS = 6 };

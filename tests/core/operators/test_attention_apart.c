@@ -10,6 +10,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "test.h"
 #include "arrays.h"
 #include "attention_problem.h"

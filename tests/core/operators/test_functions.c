@@ -562,9 +562,9 @@ static void test_refusals(void) {
     mixp_tensor *v = numbers(ctx, 1, row);
     mixp_tensor *i = mixp_input(ctx, MIXP_I32, 2, one, ids);
     mixp_tensor *mask = ints(ctx, MIXP_U8, 2, 3, 2);
-    refused(mixp_triplet_margin(ctx, x, x, x, -1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is -1; pass a finite margin above 0");
-    refused(mixp_triplet_margin(ctx, x, x, x, 0.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is 0");
-    refused(mixp_triplet_margin(ctx, x, x, x, NAN), MIXP_ERR_ARGUMENT, "triplet_margin: margin is");
+    refused(mixp_triplet_margin(ctx, x, x, x, -1.0f, 0, MIXP_REDUCE_MEAN), MIXP_ERR_ARGUMENT, "triplet_margin: the margin must be finite and above 0");
+    refused(mixp_triplet_margin(ctx, x, x, x, 0.0f, 0, MIXP_REDUCE_MEAN), MIXP_ERR_ARGUMENT, "margin must be finite");
+    refused(mixp_triplet_margin(ctx, x, x, x, NAN, 0, MIXP_REDUCE_MEAN), MIXP_ERR_ARGUMENT, "margin must be finite");
     {   /* a low bound above the high one: all become the high one, as in PyTorch, and no gradient passes */
         float y[6];
         mixp_tensor *t = mixp_clamp(ctx, x, 1.0f, 0.5f);

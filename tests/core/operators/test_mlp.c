@@ -5,6 +5,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "test.h"
 
 enum { ROWS = 6, WIDTH = 5, MIDDLE = 7, OUT = 4, PARAMS = 5 };

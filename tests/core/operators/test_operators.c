@@ -3,6 +3,7 @@
  * accumulation, several losses, a user-defined operator.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "test.h"
 #include "shared_b.h"
 

@@ -6,6 +6,7 @@
 #define _XOPEN_SOURCE 700
 #include <unistd.h>
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "examples/compare.h"
 #include "test.h"
 #include "new_optimizer.h"

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "examples/compare.h"
 #include "test.h"
 #include "new_optimizer.h"

@@ -2,6 +2,7 @@
  * and a fix. Mistakes that cannot be detected have symptoms, which the test shows.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "examples/compare.h"
 #include "test.h"
 #include "new_optimizer.h"

@@ -5,6 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <unistd.h>
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "comma.h"
 #include "test.h"
 #include "new_optimizer.h"

@@ -5,6 +5,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "examples/ops.h"
 #include "test.h"
 
 enum { N = 24 };                /* elements of a tensor */
