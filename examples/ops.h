@@ -69,7 +69,8 @@ OPS_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
  * wrong gradient is far above 1e-2.
  *
  * MIXP_ERR_ORDER: fn returns two results for the same inputs, as with dropout, or runs under autocast. MIXP_ERR_DTYPE:
- * an input is not f32. MIXP_ERR_ARGUMENT: a pointer is NULL, there is no input, or an input of another context. */
+ * an input is not f32. MIXP_ERR_ARGUMENT: a pointer is NULL, there is no input, an input belongs to another context, or
+ * eps is not finite. */
 OPS_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *),
                                          void *user, int n_inputs, mixp_tensor *const *inputs, double eps,
                                          double *worst);
@@ -389,7 +390,8 @@ static mixp_result ops_check_element(const ops_check *k, mixp_tensor *t, int64_t
         loss[side] = ops_loss(k);
     }
     k->value[i] = old;
-    if (!ops_is_finite(loss[0]) || !ops_is_finite(loss[1]) || !ops_is_finite((double)k->analytic[i]) || !(up > down))
+    if (!ops_is_finite(loss[0]) || !ops_is_finite(loss[1]) || !ops_is_finite((double)k->analytic[i]) ||
+        !ops_is_finite((double)up) || !ops_is_finite((double)down) || !(up > down))
         return mixp_write(t, k->value, MIXP_F32, t->count);
 
     const double numeric = (loss[1] - loss[0]) / ((double)up - (double)down);
@@ -440,6 +442,8 @@ OPS_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(m
     if (!fn || !inputs || !worst || n_inputs < 1)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: %s", !fn ? "fn is NULL"
             : !inputs ? "inputs is NULL" : !worst ? "worst is NULL" : "n_inputs is below 1");
+    if (!ops_is_finite(eps))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: eps is not finite; pass 0 for 1e-3");
     mixp_result r = ops_check_inputs(ctx, n_inputs, inputs, &most);
     if (r != MIXP_OK) return r;
 

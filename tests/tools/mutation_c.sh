@@ -164,7 +164,6 @@ plant weight_hits        never   autocast    test_cache_casts_once_and_is_never_
 plant override           drop    autocast    test_banned_and_override
 plant mark_mixed         drop    step        test_two_scales_in_one_sum
 plant double_backward    logic   operators   test_no_double_backward
-plant checker_worst      drop    operators   test_own_operator_and_the_checker
 plant embedding_shape    drop    every_operator every_tangent_and_gradient
 plant dropout_key        zero    operators   test_dropout_is_keyed_and_scaled
 plant reshape_known      logic   operators   test_bad_inputs_name_the_rule
