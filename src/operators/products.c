@@ -185,7 +185,7 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->c = mixpi_call_y(c);
 
     /* A recipe may quantise a linear; one that runs again keeps the answer. */
-    if (p->linear && !mixpi_entry_of(c)->again) MIXPI_TRY(mixpi_quantiser_decide(c->ctx, c));
+    if (p->linear && !mixpi_entry_of(c)->again) MIXPI_TRY(MIXPI_QUANTISER(c->ctx, decide(c)));
     if (p->recipe) return c->ctx->quantiser->forward(c);
 
     /* Multiply the batches that do not fit into one call of the kernel. */
@@ -351,7 +351,8 @@ MIXPREC_API mixp_tensor *mixp_linear(
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (y && y->own.from_tape) mixpi_quantiser_recorded(ctx, &ctx->tape.newest->call);
+    if (y && y->own.from_tape && mixpi_quantiser_of(ctx))
+        ctx->quantiser->recorded(&ctx->tape.newest->call);
     return y;
 }
 

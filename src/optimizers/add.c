@@ -44,7 +44,7 @@ static mixp_result mixpi_do_optimizer_add(
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small_states = 1;
     opt->count += r == MIXP_OK;
     param->own.optimizers += r == MIXP_OK;
-    mixpi_crew_placed(opt, param, r);
+    if (opt->shards) opt->ctx->crew->placed(opt, param, r);
     return r;
 }
 

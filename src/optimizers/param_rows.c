@@ -24,7 +24,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
     if (!slot || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
-    if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+    if (MIXPI_SHARDS(opt, grow(opt, bytes)) != MIXP_OK) return MIXP_ERR_MEMORY;
 
     /* All memory is there: move into it. */
     if (opt->count) memcpy(slot, opt->slot, (size_t)opt->count * sizeof *slot);

@@ -415,7 +415,7 @@ static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc 
     if (opt->plan.spike.of && !opt->plan.spike_window) return 0;
 
     if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
-    return mixpi_crew_enter(opt) == MIXP_OK;
+    return MIXPI_CREW(opt->ctx, enter(opt)) == MIXP_OK;
 }
 
 /* The plan of every step. */

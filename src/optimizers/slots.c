@@ -131,39 +131,10 @@ static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who
         who);
 }
 
-/* Handles: without ranks, or without sharded states, they do nothing. */
-static mixp_result mixpi_crew_enter(mixp_optimizer *opt) {
-    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK;
-}
+/* Calls a function of the ranks' table; MIXP_OK without sharded states. */
+#define MIXPI_SHARDS(opt, call) ((opt)->shards ? (opt)->ctx->crew->call : MIXP_OK)
+
 static const char *mixpi_crew_add_wrong(
     const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL;
-}
-static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes) {
-    return opt->shards ? opt->ctx->crew->grow(opt, bytes) : MIXP_OK;
-}
-static void mixpi_crew_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
-    if (opt->shards) opt->ctx->crew->placed(opt, p, r);
-}
-static void mixpi_crew_left(const mixp_optimizer *opt, mixp_tensor *p) {
-    if (opt->shards) opt->ctx->crew->left(p);
-}
-static mixp_result mixpi_crew_send(mixp_optimizer *opt) {
-    return opt->shards ? opt->ctx->crew->send(opt) : MIXP_OK;
-}
-static mixp_result mixpi_crew_gather(mixp_optimizer *opt) {
-    return opt->shards ? opt->ctx->crew->gather(opt) : MIXP_OK;
-}
-static mixp_result mixpi_crew_average(mixp_optimizer *opt) {
-    return opt->shards ? opt->ctx->crew->average(opt) : MIXP_OK;
-}
-static void mixpi_crew_in_pieces(mixp_optimizer *opt) {
-    if (opt->shards) opt->ctx->crew->in_pieces(opt);
-}
-static mixp_result mixpi_crew_plan(mixp_optimizer *opt) {
-    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK;
-}
-static void mixpi_crew_verdict(
-    const mixp_optimizer *opt, const mixp_step_state *s, struct mixp_verdict *v) {
-    if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v);
 }

@@ -160,7 +160,7 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     MIXPI_TRY(mixpi_swap_check(opt));
     MIXPI_TRY(mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt)));
-    if (!opt->swapped) MIXPI_TRY(mixpi_crew_average(opt));
+    if (!opt->swapped) MIXPI_TRY(MIXPI_SHARDS(opt, average(opt)));
     for (int64_t i = 0; i < opt->ema_count; i++) MIXPI_TRY(mixpi_swap_slot(opt, i));
     opt->swapped = !opt->swapped;
     opt->ctx->training.averaged += opt->swapped ? 1 : -1;

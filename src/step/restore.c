@@ -55,7 +55,7 @@ static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     if (!ctx->buffers.all.count) return MIXP_OK;
 
     memset(&k, 0, sizeof k);
-    mixp_result r = mixpi_crew_share_buffers(ctx);
+    mixp_result r = MIXPI_CREW(ctx, share_buffers(ctx));
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
     if (r == MIXP_OK) r = mixpi_buffers_warn(opt);
@@ -76,7 +76,7 @@ static mixp_result mixpi_buffers_update(mixp_scaler *scaler) {
 
     /* Shared buffers travel first, so the restore also undoes the exchange on every rank. */
     memset(&k, 0, sizeof k);
-    mixp_result r = mixpi_crew_share_buffers(ctx);
+    mixp_result r = MIXPI_CREW(ctx, share_buffers(ctx));
 
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &scaler->state->skipped);
     mixp_optimizer *opt = scaler->checked;

@@ -169,7 +169,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
     /* Allocate the memory of the step before any change. On a device with its own memory, only
      * Muon's products need any. */
-    MIXPI_TRY(mixpi_crew_plan(opt));
+    MIXPI_TRY(MIXPI_CREW(ctx, plan(opt)));
     MIXPI_TRY(mixpi_muon_scratch(opt));
     if (!ctx->device->download &&
         !mixpi_context_scratch(ctx, mixpi_chunk_room(opt->rows, opt->count)))
@@ -205,7 +205,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
-    if (r == MIXP_OK) r = mixpi_crew_gather(opt);
+    if (r == MIXP_OK) r = MIXPI_SHARDS(opt, gather(opt));
     if (r == MIXP_OK) mixpi_step_done(opt);
     opt->issued = r == MIXP_OK && opt->issued >= 0 ? opt->issued + 1 : -1;
 
@@ -242,7 +242,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
         mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (g) g->version++;
     }
-    if (r == MIXP_OK) mixpi_crew_in_pieces(opt);
+    if (r == MIXP_OK && opt->shards) opt->ctx->crew->in_pieces(opt);
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
@@ -265,8 +265,8 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
 
     /* Without a scaler the step is the update. */
     MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt)));
-    MIXPI_TRY(mixpi_quantiser_advance(opt->ctx));
-    return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
+    MIXPI_TRY(MIXPI_QUANTISER(opt->ctx, advance(opt->ctx)));
+    return mixpi_crew_stop_alone(opt->ctx, MIXPI_WATCHER(opt->ctx, updated(opt->ctx, NULL)));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
@@ -340,7 +340,7 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
         opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan, scaler->state));
     opt->clipped = 0;
     opt->views_summed = 0;
-    mixpi_crew_in_pieces(opt);
+    if (opt->shards) opt->ctx->crew->in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
     return MIXP_OK;
@@ -467,7 +467,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
         v.bad_element = s.stats.bad_element;
         v.bad_is_nan = s.stats.bad_is_nan;
     }
-    mixpi_crew_verdict(opt, &s, &v);
+    if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, &s, &v);
     return v;
 }
 
@@ -520,7 +520,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    mixp_result watched = mixpi_watcher_updating(ctx, &k);
+    mixp_result watched = MIXPI_WATCHER(ctx, updating(ctx, &k));
     mixp_result r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
 
@@ -531,9 +531,9 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
     r = mixpi_crew_stop(ctx, mixpi_buffers_update(scaler));
-    if (r == MIXP_OK) r = mixpi_quantiser_advance(ctx);
+    if (r == MIXP_OK) r = MIXPI_QUANTISER(ctx, advance(ctx));
     if (r == MIXP_OK) r = mixpi_scaler_report_divergence(scaler);
-    if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
+    if (watched == MIXP_OK) watched = MIXPI_WATCHER(ctx, updated(ctx, scaler));
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
@@ -570,7 +570,7 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
         opt->stage = MIXPI_READY;
         opt->next_checked = NULL;
     }
-    mixpi_watcher_lose(ctx, scaler);
+    if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler);
     mixpi_owned_free(ctx, scaler);
     return MIXP_OK;
 }
@@ -599,7 +599,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slot[i].param;
         p->own.optimizers--;
-        mixpi_crew_left(opt, p);
+        if (opt->shards) ctx->crew->left(p);
     }
     if (ctx->training.tally_of == opt) ctx->training.tally_of = NULL;
     mixpi_owned_free(ctx, opt);

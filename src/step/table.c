@@ -180,14 +180,14 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     if (!active) return mixpi_nothing_to_step(opt, who);
 
     opt->plan.graded = graded >> 11;
-    opt->plan.guard = mixpi_watcher_mark(ctx);
+    opt->plan.guard = mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0;
     if (!opt->rows_changed) return MIXP_OK;
     mixpi_warn_of_empty_group(opt);
     mixpi_warn_of_lost_updates(opt);
 
     /* Send the tables: Muon's, the ranks', the optimizer's own. */
     mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
-    if (r == MIXP_OK) r = mixpi_crew_send(opt);
+    if (r == MIXP_OK) r = MIXPI_SHARDS(opt, send(opt));
     if (r == MIXP_OK)
         r = mixpi_upload(ctx, opt->device_rows, opt->rows, (size_t)opt->count * sizeof *opt->rows);
     if (r == MIXP_OK) opt->rows_changed = brought;

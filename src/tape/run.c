@@ -35,9 +35,6 @@ static void mixpi_watcher_choose(mixp_call *c) {
 static int mixpi_watcher_is_pinned(const mixp_call *c) {
     return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
 }
-static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site) {
-    return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK;
-}
 
 /* Shows the guard the result of e, which has a site. given: the inputs before autocast. */
 static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const *given) {

@@ -167,7 +167,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
 
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
     if (ctx->capture.active) mixpi_window_new(ctx, ctx->buffers.state);
-    if (ctx->capture.active) mixpi_watcher_captured(ctx);
+    if (ctx->capture.active && mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
     if (ctx->capture.active && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;
@@ -242,7 +242,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 
     /* Count the step as an ordinary one. */
     MIXPI_TRY(mixpi_window_recover(ctx));
-    MIXPI_TRY(mixpi_watcher_replayed(ctx));
+    MIXPI_TRY(MIXPI_WATCHER(ctx, replayed(ctx)));
     ctx->capture.replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->capture.replayed = ctx->step;
@@ -251,7 +251,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 
     MIXPI_TRY(mixpi_note_failure(ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step)));
-    return mixpi_crew_replayed(ctx);
+    return MIXPI_CREW(ctx, replayed(ctx));
 }
 
 /* Call before freeing anything: fails during a capture, and waits for work that may use the

@@ -74,33 +74,11 @@ static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
 #endif
 }
 
-/* --- handles: without ranks they do nothing --- *
- *
- * Each handle has the name of its member, so that a search for the name finds both.
- */
-static mixp_result mixpi_crew_walk_begin(mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? ctx->crew->walk_begin(ctx) : MIXP_OK;
-}
-static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf) {
-    return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK;
-}
-static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const struct mixp_call *c) {
-    return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK;
-}
-static mixp_result mixpi_crew_walk_end(mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? ctx->crew->walk_end(ctx) : MIXP_OK;
-}
-static mixp_result mixpi_crew_replayed(mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? ctx->crew->replayed(ctx) : MIXP_OK;
-}
-static mixp_result mixpi_crew_share_buffers(mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? ctx->crew->share_buffers(ctx) : MIXP_OK;
-}
+/* Calls a function of the table; MIXP_OK without ranks: MIXPI_CREW(ctx, walk_begin(ctx)). */
+#define MIXPI_CREW(ctx, call) (mixpi_crew_of(ctx) ? (ctx)->crew->call : MIXP_OK)
+
 static void mixpi_crew_end(mixp_context *ctx, const char *why) {
     if (mixpi_crew_of(ctx)) ctx->crew->end(ctx, why);
-}
-static void mixpi_crew_lose(mixp_context *ctx, const void *scaler) {
-    if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, scaler);
 }
 /* Drops the gradients that ranks hold back for a later walk. */
 static void mixpi_crew_forget(mixp_context *ctx) {

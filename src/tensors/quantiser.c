@@ -46,10 +46,8 @@ static const mixpi_quantiser *mixpi_quantiser_of(const mixp_context *ctx) {
 #endif
 }
 
-/* --- handles: without a recipe they do nothing --- *
- *
- * Each handle has the name of its member, so that a search for the name finds both.
- */
+/* Calls a function of the table; MIXP_OK without a recipe: MIXPI_QUANTISER(ctx, decide(c)). */
+#define MIXPI_QUANTISER(ctx, call) (mixpi_quantiser_of(ctx) ? (ctx)->quantiser->call : MIXP_OK)
 
 /* Returns why a region of this dtype cannot have the recipe r, with the error in *code. NULL: it
  * can. */
@@ -73,23 +71,4 @@ static const mixp_recipe *mixpi_quantiser_opens(
 /* Do recipes leave two linear layers with these weights in bf16? Counts them if so. */
 static int mixpi_quantiser_leaves(mixp_context *ctx, mixp_tensor *up, mixp_tensor *down) {
     return !mixpi_quantiser_of(ctx) || ctx->quantiser->leaves(ctx, up, down);
-}
-
-/* Decides whether the linear layer c is quantised, before its forward. */
-static mixp_result mixpi_quantiser_decide(const mixp_context *ctx, struct mixp_call *c) {
-    return mixpi_quantiser_of(ctx) ? ctx->quantiser->decide(c) : MIXP_OK;
-}
-
-/* The linear layer c was recorded: codes may replace its input. */
-static void mixpi_quantiser_recorded(const mixp_context *ctx, struct mixp_call *c) {
-    if (mixpi_quantiser_of(ctx)) ctx->quantiser->recorded(c);
-}
-static void mixpi_quantiser_begin(mixp_context *ctx) {
-    if (mixpi_quantiser_of(ctx)) ctx->quantiser->begin(ctx);
-}
-static void mixpi_quantiser_walk_begin(mixp_context *ctx) {
-    if (mixpi_quantiser_of(ctx)) ctx->quantiser->walk_begin(ctx);
-}
-static mixp_result mixpi_quantiser_advance(mixp_context *ctx) {
-    return mixpi_quantiser_of(ctx) ? ctx->quantiser->advance(ctx) : MIXP_OK;
 }

@@ -97,6 +97,10 @@ static const mixpi_watcher *mixpi_watcher_of(const mixp_context *ctx) {
 #endif
 }
 
+/* Calls a function of the table; MIXP_OK without a guard: MIXPI_WATCHER(ctx, begin(ctx)). A call
+ * without a site, number 0, is not the guard's. */
+#define MIXPI_WATCHER(ctx, call) (mixpi_watcher_of(ctx) ? (ctx)->watcher->call : MIXP_OK)
+
 /* A set of MIXPI_WATCHED, MIXPI_SAMPLED, MIXPI_OBSERVED and MIXPI_TRIAL. */
 static int mixpi_watched(const mixp_context *ctx) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
@@ -108,39 +112,7 @@ static int mixpi_is_seen(const mixp_context *ctx) {
     return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0;
 }
 
-/* --- handles: without a guard they do nothing --- *
- *
- * Each handle has the name of its member, so that a search for the name finds both. A call without
- * a site, number 0, is not the guard's. Handles that read a call are in tape/run.c.
- */
-static void mixpi_watcher_captured(mixp_context *ctx) {
-    if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
-}
-static mixp_result mixpi_watcher_replayed(mixp_context *ctx) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK;
-}
 static int mixpi_watcher_enter(
     mixp_context *ctx, const struct mixp_op *op, int n_in, mixp_tensor **in) {
     return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0;
-}
-static mixp_result mixpi_watcher_begin(mixp_context *ctx) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK;
-}
-static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g) {
-    return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK;
-}
-static void mixpi_watcher_walked(const mixp_context *ctx) {
-    if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx);
-}
-static uint64_t mixpi_watcher_mark(const mixp_context *ctx) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0;
-}
-static mixp_result mixpi_watcher_updating(mixp_context *ctx, mixp_advance_args *k) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->updating(ctx, k) : MIXP_OK;
-}
-static mixp_result mixpi_watcher_updated(mixp_context *ctx, void *scaler) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->updated(ctx, scaler) : MIXP_OK;
-}
-static void mixpi_watcher_lose(mixp_context *ctx, const void *scaler) {
-    if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler);
 }

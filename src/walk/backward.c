@@ -47,7 +47,7 @@ static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walk.running = 1;
     mixpi_unscaled_begin(ctx);
-    mixpi_quantiser_walk_begin(ctx);
+    if (mixpi_quantiser_of(ctx)) ctx->quantiser->walk_begin(ctx);
     return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
 }
 
@@ -61,7 +61,7 @@ static mixp_result mixpi_walk_pass(mixp_context *ctx, mixpi_tape_entry *e) {
         if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
     }
     if (b && b->live && e == b->entries[0]) mixpi_rerun_spill(b);
-    return r == MIXP_OK ? mixpi_crew_walk_passed(ctx, &e->call) : r;
+    return r == MIXP_OK ? MIXPI_CREW(ctx, walk_passed(ctx, &e->call)) : r;
 }
 
 /* Ends a walk with result r. */
@@ -74,7 +74,7 @@ static void mixpi_walk_stop(mixp_context *ctx, mixp_result r) {
 
 static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixp_result r = mixpi_check_loss(ctx, loss);
-    if (r == MIXP_OK) r = mixpi_crew_walk_begin(ctx);
+    if (r == MIXP_OK) r = MIXPI_CREW(ctx, walk_begin(ctx));
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     r = mixpi_walk_start(ctx, loss);
     if (!ctx->walk.running) return mixpi_crew_stop(ctx, r);
@@ -87,10 +87,10 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixp_autocast_close(ctx, opened);
 
     /* The ranks' sums are in place before the program reads a gradient. */
-    if (r == MIXP_OK) r = mixpi_crew_walk_end(ctx);
+    if (r == MIXP_OK) r = MIXPI_CREW(ctx, walk_end(ctx));
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walk_stop(ctx, r);
-    mixpi_watcher_walked(ctx);
+    if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx);
     return mixpi_crew_stop(ctx, r);
 }
 

@@ -15,7 +15,7 @@ static void mixpi_recover(mixp_context *ctx) {
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
     const mixp_result buffers = mixpi_window_recover(ctx);
     const mixp_result regions = mixpi_regions_check(ctx);
-    const mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watcher_begin(ctx));
+    const mixp_result watched = mixpi_crew_stop_alone(ctx, MIXPI_WATCHER(ctx, begin(ctx)));
 
     /* Recycle the activations and their records, and forget what the step before recorded. */
     mixpi_arena_reset(&ctx->memory.host);
@@ -26,7 +26,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     ctx->tape.tangent_of = NULL;
     mixpi_casting_turn(ctx);
-    mixpi_quantiser_begin(ctx);
+    if (mixpi_quantiser_of(ctx)) ctx->quantiser->begin(ctx);
 
     ctx->generation++;
     mixpi_window_begin(ctx);

@@ -68,7 +68,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     /* Memory of its own. The ranks assign a parameter's gradient its place at the first write. */
     const int laid = t->own.from_tape && t->own.grad && t->own.grad->data; /* set by backward */
     mixp_result r = MIXP_OK;
-    if (!t->own.from_tape && !t->grad) r = mixpi_crew_walk_opens(c->ctx, t);
+    if (!t->own.from_tape && !t->grad) r = MIXPI_CREW(c->ctx, walk_opens(c->ctx, t));
     if (r == MIXP_OK) g = mixpi_grad_buffer(t);
     if (r == MIXP_OK) r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
     if (r != MIXP_OK) {

@@ -49,5 +49,5 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
         mixpi_tensor_lose(e->call.out, by);
         for (int i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
     }
-    mixpi_crew_lose(ctx, by);
+    if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, by);
 }

@@ -25,7 +25,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g;
     out->own.pending = 0;
-    if (r == MIXP_OK && g->count) r = mixpi_watcher_gradient(ctx, site, g);
+    if (r == MIXP_OK && g->count && site) r = MIXPI_WATCHER(ctx, gradient(ctx, site, g));
     if (r == MIXP_OK && g->count) r = mixpi_unscaled_count(ctx, g);
 
     /* The operator's backward passes the gradient on. If backward has begun a step, the call is
@@ -34,7 +34,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_check_given(c);
-    if (r == MIXP_OK) r = mixpi_watcher_leaves(c, site);
+    if (r == MIXP_OK && site) r = MIXPI_WATCHER(ctx, leaves(c, site));
     out->grad = NULL;
     if (r != MIXP_OK && ctx->errors.reported == reported)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
