@@ -209,10 +209,8 @@
  * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
  * by 16 bits of each probability).
  *
- * AVX512_BF16 counts a subnormal as 0, so an element of a product that meets a subnormal may differ
- * from other sets. FMLAL and BFMLAL are bit-identical to FMA. The two AMX sets have their own order
- * of sums, and attention by AMX keeps 16 bits of a probability. Each set is bit-identical on every
- * machine that has it, at any number of threads. docs/bits.md has the order of each sum.
+ * AVX512_BF16 counts a subnormal as 0, and AMX has its own order of sums. Each set is bit-identical
+ * on every machine that has it, at any number of threads. docs/bits.md has the order of each sum.
  *
  * With portable_bits every row of the second column is bit-identical on all machines with SIMD.
  *
@@ -274,17 +272,8 @@
  *     a scaler or an optimizer is freed after      a crash: free them before the context, or not at
  *       its context                                  all
  *
- * FROM PYTORCH: examples/amp has one program for each section of PyTorch's page of AMP examples,
- * with PyTorch's call beside each of ours
- *
- *     typical training             examples/amp/typical.c
- *     gradient clipping            examples/amp/clipping.c
- *     gradient accumulation        examples/amp/accumulation.c
- *     gradient penalty             examples/amp/penalty.c (mixp_jvp in place of create_graph)
- *     several models, losses and   examples/amp/several.c
- *       optimizers
- *     custom autograd functions    examples/amp/own_product.c (low dtype), own_function.c (f32)
- *     several GPUs                 examples/ddp_fork.c and its relatives: one process for each GPU
+ * FROM PYTORCH: docs/pytorch.md has mixprec's call for each call of PyTorch. examples/amp has one
+ * program for each section of PyTorch's page of AMP examples.
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
@@ -4290,15 +4279,11 @@ typedef struct mixp_context_desc {
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
  * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf in MXFP8 becomes
  * NaN; bf16 products preserve the Inf. Codes and scales need scratch memory: about 1 byte for each
- * element of both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the
- * codes took longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16.
- * Since that measurement the GPU's own conversion makes the codes, with a sixth of the
- * instructions; the new code has not been measured. Keep narrow_products off until you have
- * measured narrow_products on your GPU. The CPU ignores narrow_products. */
+ * element of both operands. On an H100 narrow_products saved no time (docs/gpu.md): keep it off
+ * until you have measured it on your GPU. The CPU ignores narrow_products. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
- * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.8 %
- * faster with it and 1.8 % with BIAS as well; none elsewhere, where nothing has been measured.
+ * 0, the device chooses the flags: GELU_BF16 on capability 9.0, none elsewhere (docs/gpu.md).
  * Measure others on your GPU with gemm_measure or tests/bench/bench_cuda. cuBLASLt's tanh may be
  * off by 2^-11, which is less than the rounding of bf16. A CPU ignores all flags. */
 enum {
@@ -4310,7 +4295,7 @@ enum {
 };
 
 /* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
- * Other callbacks (allocators, observers, the fn of mixp_check_gradients) must not. After an
+ * Other callbacks (allocators, observers) must not. After an
  * exception, call mixp_context_clear_error and then mixp_step_begin: the state is then consistent.
  * The walk in progress has failed, and its gradients are forgotten. Call mixp_context_clear_error
  * where you catch, or further up the stack. A call from deeper on the stack is refused once,
@@ -4800,19 +4785,9 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
  * operand that the format cannot represent (outlier channels) falls back to bf16, with an event;
  * see FALLBACK below. Without a guard nothing is measured.
  *
- *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
- *     mean relative error  e4m3      0.023            0.94
- *                          e5m2      0.045 to 0.052
- *                          e2m1      0.18 to 0.41     0.94
- *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
- *
  * An Inf or NaN of x, w or dy makes the product Inf or NaN, as it does in bf16: the step is
  * skipped, and a guard names the batch, the operator or the weight. Only finite values saturate.
- * The FP8 paper (arXiv 2209.05433, section 2) asks for this: finite values saturate, Inf and NaN
- * stay special values (e4m3 has no Inf: NaN), because loss scaling must see overflows. Other
- * software saturates Inf too: ONNX's Cast by default (`saturate` 1: Inf becomes the largest number
- * of e4m3 and e5m2; 0: NaN in e4m3, Inf in e5m2), and the fp8 casts of TransformerEngine's recipes
- * with f32 scales (satfinite): there a step on an Inf is applied with wrong numbers.
+ * See docs/recipes.md for other systems.
  *
  * A block "along the sum" lies along the dimension over which its product adds. An operand of two
  * products is quantised for each of them, from bf16, as autocast casts it. Norms, attention,
@@ -4845,11 +4820,7 @@ typedef enum mixp_recipe_kind {
 /* Zero is the source's default in every field. A field whose comment begins with kinds and a colon
  * is used only by these kinds; the others ignore it. "block" is FP8_BLOCK.
  *
- * Switches of the sources that mixprec lacks: scales of blocks that are not powers of two (bf16
- * does not hold the values exactly), other shapes of blocks, dy in e5m2 in recipes of blocks, an
- * unquantised gradient of the input, quantised attention, sums of 14 bits, functions of your own
- * for scales, amax of only one rank (TransformerEngine); 4over6's errors in f16 or of the largest
- * element; backward from dequantised operands. */
+ * docs/recipes.md lists the switches of the sources that mixprec lacks. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
@@ -5335,19 +5306,6 @@ typedef mixp_tensor *(*mixp_block_fn)(mixp_context *ctx, mixp_tensor *x, void *u
 MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
                                         mixp_tensor *x);
 
-/* Checks the gradients of fn's scalar result against central differences, for every element of
- * inputs (f32, requires_grad). Sets *worst to the largest |analytic - numeric| / max(1, |numeric|),
- * or to NaN if any value is NaN. eps: step; 0 = 1e-3. Calls fn 2 * elements + 1 times, each time
- * after a mixp_step_begin; fn must be deterministic. Inputs keep their values. Rounding in f32
- * makes a worst of about 1e-3; a wrong gradient is far above 1e-2.
- *
- * MIXP_ERR_ORDER: fn uses dropout or runs under autocast. */
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
-                                             mixp_tensor *(*fn)(mixp_context *, void *),
-                                             void *user, int n_inputs,
-                                             mixp_tensor *const *inputs, double eps,
-                                             double *worst);
-
 /* --- for authors of operators ---------------------------------------------------------------- */
 
 #define MIXP_MAX_INPUTS 65536   /* sanity limit for an uninitialised count                 */
@@ -5493,7 +5451,6 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     bce_with_logits kl_div      F32      x, target            both          f32 scalar
  *     bce                         BANNED   x, target            both          f32 scalar
  *     nll                         F32      x, targets           x             f32 scalar
- *     triplet_margin              F32      three tensors        all           f32 scalar
  *     loss_apply, ..._apply       those of the loss                           see mixp_loss_desc
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
@@ -5902,12 +5859,6 @@ MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_ten
  * mixp_embedding. */
 MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
                                   int32_t ignore);
-/* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
- * of d + 1e-6 over the last dimension (PyTorch's default margin: 1). Three tensors of one shape.
- * Several operators run, in f32. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not positive. */
-MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
-                                             mixp_tensor *positive, mixp_tensor *negative,
-                                             float margin);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 
@@ -5966,9 +5917,6 @@ typedef struct mixp_loss_desc {
     int32_t      ignore;
     float        bound;         /* huber: delta. smooth_l1: beta. 0 = 1                    */
     int          log_target;    /* kl_div: 1: target contains log-probabilities            */
-    float        margin;        /* triplet_margin. 0 = 1                                   */
-    int          swap;          /* triplet_margin: 1: the negative's distance is that to the anchor
-                                   or to the positive, whichever is smaller                */
     mixp_tensor *bias;          /* linear_cross_entropy: [vocab], added to the logits, with a
                                    gradient. NULL = none                                   */
     int64_t      chunk;         /* linear_cross_entropy: rows at a time. 0 = the default   */
@@ -5996,14 +5944,10 @@ typedef struct mixp_loss_desc {
  * the shapes. */
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
                                          mixp_tensor *target, const mixp_loss_desc *desc);
-/* mixp_loss_apply for the losses of three tensors: mixp_linear_cross_entropy_apply and
- * mixp_triplet_margin_apply; desc NULL = zeroed. Targets of linear_cross_entropy are i32. */
+/* mixp_loss_apply for linear_cross_entropy, a loss of three tensors. targets: i32. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
-MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
-                                                   mixp_tensor *positive, mixp_tensor *negative,
-                                                   const mixp_loss_desc *desc);
 
 /* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
  * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
@@ -6947,10 +6891,6 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
  * precision, it reads f32 weights and inputs from then on. Batches of fewer than 8 rows are not
  * judged.
  *
- * The bound of 0.05 was set on twelve public data sets and on everyday programs. Programs whose
- * bf16 run ends like their f32 run lose at most 0.042 at a site. A set of raw columns 40 times as
- * large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
- *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
@@ -7294,18 +7234,7 @@ struct mixp_ranks_desc {
  * as many ranks, and within 2^-22 of the norm without scatter. Clipping therefore changes last
  * bits. mixp_optimizer_sample counts only this rank's pieces.
  *
- * WHAT SUMS LOSE: relative error (rms) of the mean of 8 ranks' gradients, against the mean in
- * double. Measured by build/bench/bench_ranks losses, which also measures 2 and 4 ranks:
- *
- *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
- *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
- *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
- *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
- *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
- *
- * In f32 the error is only the last rounding, with BEFORE and with AFTER. The low_sums columns
- * round each addition, as NCCL does; the adapters for CPUs in examples/ round only the sum. In the
- * last row, a rank's own gradient is already Inf in 14.6 % of the elements. */
+ * docs/ranks.md shows what sums in f32 and low_sums lose. */
 
 #ifndef MIXPREC_NO_RANKS
 /* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
@@ -7433,6 +7362,13 @@ extern "C" {
 #  define MIXPI_SELDOM __attribute__((__cold__))
 #else
 #  define MIXPI_SELDOM
+#endif
+
+/* The value of a struct whose fields are all 0. */
+#ifdef __cplusplus
+#  define MIXPI_ZERO {}
+#else
+#  define MIXPI_ZERO {0}
 #endif
 
 /* Calls, and returns from this function if the call failed. For functions that clean up nothing. */
@@ -7673,14 +7609,13 @@ static void mixpi_loop_task(void *arg, int64_t index, int worker) {
 static void mixpi_parallel(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
                            void *arg) {
     const mixpi_float_mode was = mixpi_float_calm();
-    int64_t i;
     if (tasks > 1 && mixpi_workers(x, work) > 1) {
         mixpi_loop loop;
         loop.task = task;
         loop.arg = arg;
         loop.mode = mixpi_float_untrapped(was);
         x->parallel(x->user, tasks, mixpi_loop_task, &loop);
-    } else for (i = 0; i < tasks; i++) task(arg, i, 0);
+    } else for (int64_t i = 0; i < tasks; i++) task(arg, i, 0);
     mixpi_float_leave(was);
 }
 static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
@@ -7960,9 +7895,8 @@ static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
                                   mixpi_copy_kernel copy) {
     const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
     unsigned char pattern[4096];
-    mixp_copy_args c;
     uint64_t code;
-    size_t wide, i;
+    size_t wide;
     if (!size) return MIXP_ERR_DTYPE;
     if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
     if (k->n == 0) return MIXP_OK;
@@ -7970,14 +7904,14 @@ static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
     /* A pattern of up to 4,096 bytes. */
     code = mixp_encode(k->dst.dtype, k->value, 0);
     wide = bytes < sizeof pattern ? bytes : sizeof pattern;
-    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
+    for (size_t i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
     if (bytes == wide) {
         memcpy(k->dst.data, pattern, bytes);
         return MIXP_OK;
     }
 
     /* The pattern, copied as rows of bytes; then what is left. */
-    memset(&c, 0, sizeof c);
+    mixp_copy_args c = MIXPI_ZERO;
     c.rank = 2;
     c.shape[0] = (int64_t)(bytes / wide);
     c.shape[1] = (int64_t)wide;
@@ -8139,16 +8073,15 @@ typedef struct mixpi_sum {
 static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
                            mixp_out y) {
     int64_t step = 1;
-    int i, k;
     memset(m, 0, sizeof *m);
     m->fn = fn;
     m->each = mixpi_is_single(fn) ? mixpi_singly : NULL;
     m->y = y;
     m->axes.rank = rank;
     m->axes.arrays = 1;
-    for (i = rank - 1; i >= 0; i--) {
+    for (int i = rank - 1; i >= 0; i--) {
         m->axes.n[i] = shape[i];
-        for (k = 0; k < 4; k++) m->axes.s[k][i] = step;
+        for (int k = 0; k < 4; k++) m->axes.s[k][i] = step;
         step *= shape[i];
     }
 }
@@ -8214,11 +8147,10 @@ static void mixpi_map_merge(mixpi_map *m) {
 static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
                               int64_t *off) {
     const mixpi_axes *x = &m->axes;
-    int axis, k;
-    for (axis = x->rank - 2; axis >= 0 && index > 0; axis--) {
+    for (int axis = x->rank - 2; axis >= 0 && index > 0; axis--) {
         int64_t n = x->n[axis], i = index < n ? index : index % n;
         if ((x->s[0][axis] == 0) != summed) continue;
-        for (k = 0; k < x->arrays; k++) off[k] += i * x->s[k][axis];
+        for (int k = 0; k < x->arrays; k++) off[k] += i * x->s[k][axis];
         index = index < n ? 0 : index / n;
     }
 }
@@ -8562,8 +8494,7 @@ typedef struct mixpi_entropy_both_job {
 /* The backward pass of the loss that k computes. */
 static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
     const mixp_cross_entropy_both_args *k) {
-    mixp_cross_entropy_backward_args back;
-    memset(&back, 0, sizeof back);
+    mixp_cross_entropy_backward_args back = MIXPI_ZERO;
     back.rows = k->loss.rows;
     back.cols = k->loss.cols;
     back.ignore = k->loss.ignore;
@@ -8715,8 +8646,7 @@ static uint64_t mixpi_topk_rank(const mixp_topk_args *k, int64_t row, int32_t i)
 static void mixpi_topk_sift(
     const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at, int64_t n, int32_t moved) {
     const uint64_t own = mixpi_topk_rank(k, row, moved);
-    int64_t child;
-    for (child = 2 * at + 1; child < n; child = 2 * at + 1) {
+    for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
         uint64_t last = mixpi_topk_rank(k, row, heap[child]), other;
         other = child + 1 < n ? mixpi_topk_rank(k, row, heap[child + 1]) : last;
         if (other < last) {
@@ -9477,12 +9407,11 @@ static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(
     const mixp_exec *x, const mixp_quantise_args *k, const mixpi_quantise_units *units) {
     const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
     mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
-    mixpi_quantising q;
     uint32_t amax = 0;
     mixp_result r = mixpi_quantise_wrong(k);
     if (r != MIXP_OK) return r;
 
-    memset(&q, 0, sizeof q);
+    mixpi_quantising q = MIXPI_ZERO;
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.key = mixp_random_key(k->seed, k->step, k->tensor);
@@ -10700,8 +10629,7 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
 /* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
  * multiplies. */
 static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
-    mixpi_chunk_job job;
-    memset(&job, 0, sizeof job);
+    mixpi_chunk_job job = MIXPI_ZERO;
     job.factor = factor;
     job.write = write;
     return job;
@@ -10766,8 +10694,7 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
 }
 
 static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k, mixp_task task) {
-    mixpi_chunk_job job;
-    memset(&job, 0, sizeof job);
+    mixpi_chunk_job job = MIXPI_ZERO;
     job.plan = k->plan;
     job.step = k->step;
     job.counting = k->lost != NULL;
@@ -13138,11 +13065,10 @@ MIXPI_KERNEL(random, mixpi_cpu_random, mixp_random_args, MIXPI_P(random_unit))
 MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t first,
                                   int64_t n, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
-    int64_t i, j;
-    for (j = 0; j < k->n; j++) {
+    for (int64_t j = 0; j < k->n; j++) {
         const float *p =
             MIXPI_P(read)(k->a, (o * k->n + j) * k->inner + first, n, buf);
-        for (i = 0; i < n; i++) mixpi_most_take(&most[i], p[i], j);
+        for (int64_t i = 0; i < n; i++) mixpi_most_take(&most[i], p[i], j);
     }
 }
 
@@ -13248,8 +13174,7 @@ MIXPI_KERNEL(gather_backward, mixpi_cpu_gather_backward, mixp_gather_args,
 /* p and q become p cos - q sin and q cos + p sin. All arrays have room for a multiple of 16. */
 MIXPI_K void MIXPI_P(rope_rotate)(float *p, float *q, const float *c, const float *s,
                                 float sign, int64_t n) {
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v a = mixpi_vload(p + j), b = mixpi_vload(q + j);
         mixpi_v cosine = mixpi_vpart(c + j, n - j);
         mixpi_v sine = mixpi_vmul(mixpi_vset(sign), mixpi_vpart(s + j, n - j));
@@ -13264,19 +13189,18 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     const mixp_rope_args *k = job->k;
     float buf[MIXPI_BLOCK], p[MIXPI_ROPE_PART], q[MIXPI_ROPE_PART];
     const float *a = MIXPI_P(read)(k->a, at + 2 * i, 2 * n, buf);
-    int64_t j;
 
     /* rope_rotate wants the two elements of pairs apart. */
     memset(p, 0, sizeof p);
     memset(q, 0, sizeof q);
-    for (j = 0; j < n; j++) {
+    for (int64_t j = 0; j < n; j++) {
         p[j] = a[2 * j];
         q[j] = a[2 * j + 1];
     }
 
     MIXPI_P(rope_rotate)(p, q, job->cosine + row + i, job->sine + row + i,
                        k->back ? -1.0f : 1.0f, n);
-    for (j = 0; j < n; j++) {
+    for (int64_t j = 0; j < n; j++) {
         buf[2 * j] = p[j];
         buf[2 * j + 1] = q[j];
     }
@@ -13328,8 +13252,7 @@ MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t 
 MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float by,
                                     int64_t n) {
     mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
-    int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (int64_t j = 0; j < n; j += 16)
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
 }
 
@@ -13496,9 +13419,8 @@ MIXPI_KERNEL(softmax_backward, mixpi_cpu_softmax_backward, mixp_softmax_backward
 /* Elements [i, i+n) of a as floats, or `value` if a has no data. */
 MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n,
                                       float *buf) {
-    int64_t j;
     if (a.data) return MIXPI_P(read)(a, i, n, buf);
-    for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
+    for (int64_t j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
     return buf;
 }
 
@@ -13535,8 +13457,7 @@ MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n,
     float gamma_buf[MIXPI_BLOCK], beta_buf[MIXPI_BLOCK];
     const float *gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, gamma_buf);
     const float *beta = MIXPI_P(read_or)(k->rms ? none : k->beta, 0.0f, i, n, beta_buf);
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v h = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
         mixpi_v g = mixpi_vpart(gamma + j, n - j);
         mixpi_vstore(x + j, mixpi_vfma(h, g, mixpi_vpart(beta + j, n - j)));
@@ -13585,10 +13506,9 @@ MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
     float buf[MIXPI_BLOCK], shift = k->rms ? 0.0f : -k->mean[row];
     const float *a = MIXPI_P(read)(k->a, row * k->cols + i, n, buf), *gamma;
     const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, dy_buf);
-    int64_t j;
     MIXPI_P(floats_affine)(h, a, shift, k->rstd[row], n);
     gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, buf);
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v g = mixpi_vpart(gamma + j, n - j);
         mixpi_vstore(d + j, mixpi_vmul(mixpi_vpart(dy + j, n - j), g));
     }
@@ -13598,8 +13518,7 @@ MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
 /* dgamma += dy h and dbeta += dy, n columns of each. */
 MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n,
                                     float *dgamma, float *dbeta) {
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v g = mixpi_vpart(dy + j, n - j);
         mixpi_v hg = mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(dgamma + j));
         mixpi_vstore(dgamma + j, hg);
@@ -13611,8 +13530,7 @@ MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n,
 MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n,
                                       float minus_mean, float minus_dot, float rstd) {
     mixpi_v m1 = mixpi_vset(minus_mean), m2 = mixpi_vset(minus_dot), r = mixpi_vset(rstd);
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v v = mixpi_vadd(mixpi_vload(d + j), m1);
         mixpi_vstore(d + j, mixpi_vmul(mixpi_vfma(mixpi_vload(h + j), m2, v), r));
     }
@@ -13664,10 +13582,9 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
 MIXPI_K void MIXPI_P(norm_back_total)(const mixpi_norm_back_job *job, const float *sums,
                                       mixp_out out, int64_t i, int64_t n) {
     float total[MIXPI_BLOCK];
-    int64_t task;
     if (!out.data) return;
     memset(total, 0, sizeof total);
-    for (task = 0; task < job->tasks; task++)
+    for (int64_t task = 0; task < job->tasks; task++)
         MIXPI_P(floats_add)(total, total, sums + task * 2 * job->wide + i, n);
     MIXPI_P(write)(out, i, n, total);
 }
@@ -17417,8 +17334,7 @@ MIXPI_F mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
     mixpi_vbits u[MIXPI_P(registers)];
     mixpi_vreg r[MIXPI_P(registers)];
     mixpi_v x;
-    int j;
-    for (j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
+    for (int j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
         u[j] = size == 2 ? mixpi_vread_high(codes + 2 * k) : mixpi_vread_8(codes + k);
         if (size == 2) continue;
         r[j] = second ? mixpi_vstate_v_value(u[j], scale) : mixpi_vstate_m_value(u[j], scale);
@@ -17447,24 +17363,21 @@ MIXPI_V void MIXPI_P(small_words)(uint64_t key, int64_t first, int k, float *wor
 
 MIXPI_F void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word,
                                      int shift) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vbits random = mixpi_vbits_at(word + k, 0) >> shift & 0xFFFFu;
         mixpi_vwrite_high(to + 2 * k, mixpi_vstate_bf16(mixpi_vbits_at(x + k, 0), random));
     }
 }
 MIXPI_F void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const float *m,
                                   const float *word) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vbits random = mixpi_vbits_at(word + k, 0) & 0xFFFFu;
         mixpi_vwrite_8(b->m + k, mixpi_vstate_m(mixpi_vbits_at(m + k, 0), scale, random));
     }
 }
 MIXPI_F void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const float *roots,
                                   const float *word) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vbits random = mixpi_vbits_at(word + k, 0) >> 16;
         mixpi_vwrite_8(b->v + k, mixpi_vstate_v(mixpi_vbits_at(roots + k, 0), scale, random));
     }
@@ -17478,8 +17391,7 @@ MIXPI_F void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
 }
 MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
                                   const float *word) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vbits random = (mixpi_vbits_at(word + k, 0) * 0x9E3779B1u) >> 24;
         const mixpi_vmaster_parts parts = mixpi_vmaster_8(mixpi_vbits_at(p + k, 0), random);
         mixpi_vwrite_high(b->weight + 2 * k, parts.weight);
@@ -17578,10 +17490,9 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     const uint64_t key = mixpi_state_key_of(s->key, (uint64_t)b.first);
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
-    int k;
 
     MIXPI_P(small_ask)(&b);
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
         mixpi_v d = MIXPI_P(small_moment)(b.v, size, 1, v_scale, k);
         mixpi_v w = b.rest ? MIXPI_P(small_master)(&b, k) : mixpi_vload(p + k);
@@ -17677,10 +17588,9 @@ MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, i
     const uint32_t m_scale = mixpi_state_scale_m(m_top), v_scale = mixpi_state_scale_v(v_top);
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits((246u - m_scale) << 23));
     const int64_t block = b->first / MIXP_STATE_BLOCK;
-    int k;
     if (m_top >= 0x7F800000u || v_top >= 0x7F800000u) return 0;
     if (m_scale > (uint32_t)MIXPI_BYTES_MOST) return 0;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         const mixpi_vbits word = mixpi_vbits_at(s->word + i + k, 0);
         MIXPI_P(bytes_put_m)(b->m + k, s->m + i + k, unit, word);
         MIXPI_P(bytes_put_v)(b->v + k, s->v + i + k, (v_scale - 15u) << 4, word);
@@ -17702,8 +17612,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
     mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
     __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
     float *m = s->m + i, *v = s->v + i, *p = s->p + i, *words = s->word + i;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         const mixpi_vbits word = mixpi_vstate_word(key, place);
         mixpi_v w = b->rest ? MIXPI_P(small_master)(b, k) : mixpi_vload(p + k);
         mixpi_v c = mixpi_vmul(MIXPI_P(bytes_m)(b->m + k), unit);
@@ -17732,11 +17641,10 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
                                       const mixp_step_scalars *u, mixp_in grad) {
     const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
     mixpi_small_copy copy;
-    int i;
     if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || m != MIXP_F8_E4M3 || v != MIXP_U8) return 0;
     if (grad.dtype != MIXP_F32 && grad.dtype != MIXP_F16 && grad.dtype != MIXP_BF16) return 0;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+    for (int i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
         const uint32_t scale = s->row->m_scale[b.first / MIXP_STATE_BLOCK];
         if (!MIXPI_P(bytes_usual)(&b, scale)) return 0;
@@ -17744,7 +17652,7 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
 
     /* All blocks are usual. */
     s->roots = 1;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+    for (int i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
         MIXPI_P(small_ask)(&b);
         MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
@@ -17827,13 +17735,12 @@ MIXPI_RARE void MIXPI_P(ema_block)(float rate, const float *weight, float *p, in
 MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
                                     const mixp_step_scalars *u, const float *g) {
     float *p = s->p, *m = s->m;
-    int i;
     if (kind == MIXP_OPTIMIZER_MUON)
-        for (i = 0; i < s->n; i++) mixpi_muon_element(u, s->row->rate, g[i], p + i);
+        for (int i = 0; i < s->n; i++) mixpi_muon_element(u, s->row->rate, g[i], p + i);
     else if (kind == MIXP_OPTIMIZER_MUON_UNIT)
-        for (i = 0; i < s->n; i++) p[i] = g[i] * u->factor;
+        for (int i = 0; i < s->n; i++) p[i] = g[i] * u->factor;
     else
-        for (i = 0; i < s->n; i++) mixpi_muon_momentum_element(u, g[i], p + i, m + i);
+        for (int i = 0; i < s->n; i++) mixpi_muon_momentum_element(u, g[i], p + i, m + i);
 }
 
 MIXPI_F void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
@@ -17849,12 +17756,11 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
     const int bf16 = m == MIXP_BF16 && v == MIXP_BF16;
     const int bytes = m == MIXP_F8_E4M3 && v == MIXP_U8;
-    int i;
     if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
-    for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
+    for (int i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
     s->roots = bytes;
-    for (i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
+    for (int i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
     return 1;
 }
 
@@ -17887,8 +17793,7 @@ MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_
  * a low dtype, where `held` would have become `moved`. */
 MIXPI_V void MIXPI_P(count_16)(int32_t *updates, int32_t *lost, const float *was,
                                const float *now, const float *held, const float *moved) {
-    int i;
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         const int32_t differs = mixp_bits_of_f32(was[i]) != mixp_bits_of_f32(now[i]);
         updates[i] += differs;
         lost[i] += differs & (moved[i] == held[i]);
@@ -17997,23 +17902,22 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
     uint32_t a[MIXPI_LOOK_LANES], top[MIXPI_LOOK_LANES], low[MIXPI_LOOK_LANES];
     int32_t zeros[MIXPI_LOOK_LANES], all = 0;
     uint32_t largest = 0, smallest = 0xFFFFFFFFu;
-    int i, j;
     if (n % MIXPI_LOOK_LANES) return 0;
 
     /* Each lane keeps its own largest, smallest and zeros. */
     memset(top, 0, sizeof top);
     memset(low, 0xFF, sizeof low);
     memset(zeros, 0, sizeof zeros);
-    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+    for (int i = 0; i < n; i += MIXPI_LOOK_LANES) {
         memcpy(a, x + i, sizeof a);
-        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        for (int j = 0; j < MIXPI_LOOK_LANES; j++) {
             uint32_t v = a[j] & 0x7FFFFFFFu, below = v - 1u;    /* of 0: the largest there is */
             top[j] = v > top[j] ? v : top[j];
             low[j] = below < low[j] ? below : low[j];
             zeros[j] += v == 0;
         }
     }
-    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+    for (int j = 0; j < MIXPI_LOOK_LANES; j++) {
         largest = top[j] > largest ? top[j] : largest;
         smallest = low[j] < smallest ? low[j] : smallest;
         all += zeros[j];
@@ -18036,16 +17940,15 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
     const int32_t past = (int32_t)at->past;
     int32_t a[MIXPI_LOOK_LANES], found[8][MIXPI_LOOK_LANES];
-    int i, j;
 
     /* Each lane counts for itself. */
     memset(found, 0, sizeof found);
-    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+    for (int i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
         /* Lanes beyond the end are Inf, which only `nonfinite` counts. */
-        for (j = m; j < MIXPI_LOOK_LANES; j++) a[j] = inf;
+        for (int j = m; j < MIXPI_LOOK_LANES; j++) a[j] = inf;
         memcpy(a, x + i, (size_t)m * sizeof *a);
-        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        for (int j = 0; j < MIXPI_LOOK_LANES; j++) {
             int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
             found[0][j] = finite > found[0][j] ? finite : found[0][j];
             found[1][j] += v >= inf;
@@ -18057,7 +17960,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
             found[7][j] |= v > inf;
         }
     }
-    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+    for (int j = 0; j < MIXPI_LOOK_LANES; j++) {
         if (found[0][j] > p->top) p->top = found[0][j];
         p->nonfinite += found[1][j];
         p->zeros += found[2][j];
@@ -18421,10 +18324,9 @@ MIXPI_V uint32_t MIXPI_P(q_block_amax)(const mixpi_quantising *q, int64_t row, i
                                  int64_t col, int64_t n) {
     const mixp_in x = q->k.x;
     mixpi_vcodes largest = MIXPI_P(q_none)();
-    int64_t r, c;
-    for (r = row; r < row + rows; r++) {
+    for (int64_t r = row; r < row + rows; r++) {
         const int64_t at = r * q->k.cols + col;
-        for (c = 0; c < n; c += 16)
+        for (int64_t c = 0; c < n; c += 16)
             largest = MIXPI_P(q_look)(largest, MIXPI_P(q_load_part)(x, at + c, n - c));
     }
     return MIXPI_P(q_largest)(largest, x.dtype);
@@ -18478,11 +18380,10 @@ MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, in
                                        mixpi_v out) {
     uint8_t codes[16];
     float scales[16];
-    int i;
     if (q->k.scale == MIXP_SCALE_E4M3) mixpi_vput(MIXP_F8_E4M3, codes, out, 0);
     else {
         mixpi_vstore(scales, out);
-        for (i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
+        for (int i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
     }
     memcpy(q->k.scales + at, codes, (size_t)n);
 }
@@ -19033,8 +18934,6 @@ static mixpi_convert_kernel mixpi_convert_best(void) {
 static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, mixp_in src,
     int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
-    mixp_convert_args k;
-    mixp_exec x;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (n == 0) return MIXP_OK;
     if (n < 0 || !dst.data || !src.data || (uint64_t)n > (size_t)-1 / 8 / 2)
@@ -19043,9 +18942,9 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
         return MIXP_ERR_ARGUMENT;
 
     /* One call of the kernel, on this thread. */
-    memset(&x, 0, sizeof x);
+    mixp_exec x = MIXPI_ZERO;
     x.threads = 1;
-    memset(&k, 0, sizeof k);
+    mixp_convert_args k = MIXPI_ZERO;
     k.n = n;
     k.src = src;
     k.dst = dst;
@@ -19141,10 +19040,8 @@ static int mixpi_check_conversions(const mixp_device *cpu) {
 static int mixpi_check_scaler(void) {
     static const int found_inf[] = { 0, 0, 1, 0, 0, 0 };
     static const float scales[] = { 1024.0f, 1024.0f, 512.0f, 512.0f, 512.0f, 1024.0f };
-    mixp_scaler_state s;
-    mixp_scaler_rule rule;
-    memset(&s, 0, sizeof s);
-    memset(&rule, 0, sizeof rule);
+    mixp_scaler_state s = MIXPI_ZERO;
+    mixp_scaler_rule rule = MIXPI_ZERO;
     s.scale = 1024.0f;
     s.hysteresis_left = rule.hysteresis = 1;
     rule.growth_factor = 2.0;
@@ -19171,11 +19068,9 @@ static int mixpi_check_near(float got, double want) {
  * 1024. The expected results are those of Adam's definition in double precision. */
 static int mixpi_check_update(void) {
     float p = 0.5f, m = 0.125f, v = 0.01f;
-    mixp_step_plan plan;
-    mixp_step_state state;
     mixp_step_scalars u;
-    memset(&plan, 0, sizeof plan);
-    memset(&state, 0, sizeof state);
+    mixp_step_plan plan = MIXPI_ZERO;
+    mixp_step_state state = MIXPI_ZERO;
     plan.groups[0].lr = 1e-3;
     plan.groups[0].beta1 = 0.9;
     plan.groups[0].beta2 = 0.999;
@@ -20002,16 +19897,14 @@ static void mixpi_note_peak(mixp_context *ctx) {
 
 /* Fills n elements of dst with value, or converts n elements from src to dst. */
 static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
-    mixp_fill_args k;
-    memset(&k, 0, sizeof k);
+    mixp_fill_args k = MIXPI_ZERO;
     k.n = n;
     k.value = value;
     k.dst = dst;
     return mixpi_note_failure(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
 static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
-    mixp_convert_args k;
-    memset(&k, 0, sizeof k);
+    mixp_convert_args k = MIXPI_ZERO;
     k.n = n;
     k.src = src;
     k.dst = dst;
@@ -20020,8 +19913,7 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
 
 /* The arguments of kernels over dense arrays, other fields 0. A look at x[n]: */
 static mixp_look_args mixpi_look_at(mixp_in x, int64_t n, mixp_dtype low, mixp_look *row) {
-    mixp_look_args k;
-    memset(&k, 0, sizeof k);
+    mixp_look_args k = MIXPI_ZERO;
     k.n = n;
     k.x = x;
     k.low = low;
@@ -20031,8 +19923,7 @@ static mixp_look_args mixpi_look_at(mixp_in x, int64_t n, mixp_dtype low, mixp_l
 
 /* y = op(a) with the parameter p, n elements. */
 static mixp_unary_args mixpi_unary_of(mixp_unary op, float p, mixp_in a, mixp_out y, int64_t n) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_unary_args k = MIXPI_ZERO;
     k.op = op;
     k.p = p;
     k.n = n;
@@ -20044,8 +19935,7 @@ static mixp_unary_args mixpi_unary_of(mixp_unary op, float p, mixp_in a, mixp_ou
 /* y = a op b, rows by cols. */
 static mixp_binary_args mixpi_binary_of(
     mixp_binary op, mixp_in a, mixp_in b, mixp_out y, int64_t rows, int64_t cols) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_binary_args k = MIXPI_ZERO;
     k.op = op;
     k.rank = 2;
     k.shape[0] = rows;
@@ -20061,8 +19951,7 @@ static mixp_binary_args mixpi_binary_of(
 /* y[cols] = factor times the sums of the columns of a[n, cols]. */
 static mixp_reduce_args mixpi_reduce_of(
     mixp_in a, int64_t n, int64_t cols, double factor, mixp_out y) {
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
+    mixp_reduce_args k = MIXPI_ZERO;
     k.outer = 1;
     k.n = n;
     k.inner = cols;
@@ -20403,8 +20292,8 @@ static void mixpi_gate_leave(mixpi_pool *p) {
  * before its last look at the gate, and the caller opens the gate before it counts the sleepers: at
  * least one of the two sees the other, and no wake-up is lost. */
 static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
-    int i, entered;
-    for (i = 0; !__atomic_load_n(&p->quit, __ATOMIC_RELAXED) && mixpi_wait_awake(i); i++)
+    int entered;
+    for (int i = 0; !__atomic_load_n(&p->quit, __ATOMIC_RELAXED) && mixpi_wait_awake(i); i++)
         if (mixpi_gate_pass(p, seen)) return 1;
     pthread_mutex_lock(&p->lock);
     __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
@@ -20686,33 +20575,11 @@ static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
 #endif
 }
 
-/* --- handles: without ranks they do nothing --- *
- *
- * Each handle has the name of its member, so that a search for the name finds both.
- */
-static mixp_result mixpi_crew_walk_begin(mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? ctx->crew->walk_begin(ctx) : MIXP_OK;
-}
-static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf) {
-    return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK;
-}
-static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const struct mixp_call *c) {
-    return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK;
-}
-static mixp_result mixpi_crew_walk_end(mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? ctx->crew->walk_end(ctx) : MIXP_OK;
-}
-static mixp_result mixpi_crew_replayed(mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? ctx->crew->replayed(ctx) : MIXP_OK;
-}
-static mixp_result mixpi_crew_share_buffers(mixp_context *ctx) {
-    return mixpi_crew_of(ctx) ? ctx->crew->share_buffers(ctx) : MIXP_OK;
-}
+/* Calls a function of the table; MIXP_OK without ranks: MIXPI_CREW(ctx, walk_begin(ctx)). */
+#define MIXPI_CREW(ctx, call) (mixpi_crew_of(ctx) ? (ctx)->crew->call : MIXP_OK)
+
 static void mixpi_crew_end(mixp_context *ctx, const char *why) {
     if (mixpi_crew_of(ctx)) ctx->crew->end(ctx, why);
-}
-static void mixpi_crew_lose(mixp_context *ctx, const void *scaler) {
-    if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, scaler);
 }
 /* Drops the gradients that ranks hold back for a later walk. */
 static void mixpi_crew_forget(mixp_context *ctx) {
@@ -20874,6 +20741,10 @@ static const mixpi_watcher *mixpi_watcher_of(const mixp_context *ctx) {
 #endif
 }
 
+/* Calls a function of the table; MIXP_OK without a guard: MIXPI_WATCHER(ctx, begin(ctx)). A call
+ * without a site, number 0, is not the guard's. */
+#define MIXPI_WATCHER(ctx, call) (mixpi_watcher_of(ctx) ? (ctx)->watcher->call : MIXP_OK)
+
 /* A set of MIXPI_WATCHED, MIXPI_SAMPLED, MIXPI_OBSERVED and MIXPI_TRIAL. */
 static int mixpi_watched(const mixp_context *ctx) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
@@ -20885,41 +20756,9 @@ static int mixpi_is_seen(const mixp_context *ctx) {
     return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0;
 }
 
-/* --- handles: without a guard they do nothing --- *
- *
- * Each handle has the name of its member, so that a search for the name finds both. A call without
- * a site, number 0, is not the guard's. Handles that read a call are in tape/run.c.
- */
-static void mixpi_watcher_captured(mixp_context *ctx) {
-    if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
-}
-static mixp_result mixpi_watcher_replayed(mixp_context *ctx) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK;
-}
 static int mixpi_watcher_enter(
     mixp_context *ctx, const struct mixp_op *op, int n_in, mixp_tensor **in) {
     return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0;
-}
-static mixp_result mixpi_watcher_begin(mixp_context *ctx) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK;
-}
-static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g) {
-    return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK;
-}
-static void mixpi_watcher_walked(const mixp_context *ctx) {
-    if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx);
-}
-static uint64_t mixpi_watcher_mark(const mixp_context *ctx) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0;
-}
-static mixp_result mixpi_watcher_updating(mixp_context *ctx, mixp_advance_args *k) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->updating(ctx, k) : MIXP_OK;
-}
-static mixp_result mixpi_watcher_updated(mixp_context *ctx, void *scaler) {
-    return mixpi_watcher_of(ctx) ? ctx->watcher->updated(ctx, scaler) : MIXP_OK;
-}
-static void mixpi_watcher_lose(mixp_context *ctx, const void *scaler) {
-    if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler);
 }
 /* --- backups of buffers -------------------------------------------------------------------- *
  *
@@ -21053,10 +20892,9 @@ static mixp_result mixpi_check_run(mixp_context *ctx, mixp_check_buffers_args *k
  * and is Inf or NaN now. found: device memory, raised to its mixpi_bad_word. only: 0, or the
  * generation whose writes are checked. */
 static mixp_result mixpi_backups_check(mixp_context *ctx, uint64_t *found, uint64_t only) {
-    mixp_check_buffers_args k;
     mixp_result r = MIXP_OK;
     if (!ctx->buffers.all.count) return MIXP_OK;
-    memset(&k, 0, sizeof k);
+    mixp_check_buffers_args k = MIXPI_ZERO;
     k.found = found;
     for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
@@ -21298,7 +21136,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
 
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
     if (ctx->capture.active) mixpi_window_new(ctx, ctx->buffers.state);
-    if (ctx->capture.active) mixpi_watcher_captured(ctx);
+    if (ctx->capture.active && mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
     if (ctx->capture.active && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;
@@ -21373,7 +21211,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 
     /* Count the step as an ordinary one. */
     MIXPI_TRY(mixpi_window_recover(ctx));
-    MIXPI_TRY(mixpi_watcher_replayed(ctx));
+    MIXPI_TRY(MIXPI_WATCHER(ctx, replayed(ctx)));
     ctx->capture.replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->capture.replayed = ctx->step;
@@ -21382,7 +21220,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 
     MIXPI_TRY(mixpi_note_failure(ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step)));
-    return mixpi_crew_replayed(ctx);
+    return MIXPI_CREW(ctx, replayed(ctx));
 }
 
 /* Call before freeing anything: fails during a capture, and waits for work that may use the
@@ -21452,8 +21290,7 @@ static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
 /* "[2, 3, 4]" for messages. */
 static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, size_t room) {
     size_t at = 0;
-    int i;
-    for (i = 0; i < rank && at + 24 < room; i++)
+    for (int i = 0; i < rank && at + 24 < room; i++)
         at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f", (double)shape[i]);
     snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
     return text;
@@ -21464,7 +21301,6 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
     const int64_t *shape, int least) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
-    int i;
     if (!size)
         return mixp_context_fail(
             ctx, MIXP_ERR_DTYPE, "%s: %d is not a mixp_dtype", who, (int)dtype);
@@ -21474,7 +21310,7 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
             shape ? "given" : "NULL", MIXP_MAX_RANK);
 
     /* The size in bytes must stay one that memory can have. */
-    for (i = 0; i < rank; i++) {
+    for (int i = 0; i < rank; i++) {
         if (shape[i] < least)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                 "%s: dimension %d is %.0f; every dimension must be at least %d", who, i,
@@ -21859,12 +21695,12 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 /* Writes a + b * (uniform or standard normal) to every element. */
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double value[256], narrow[256]; /* narrow: aligned memory for any dtype */
-    int64_t i, j, n;
+    int64_t n;
     MIXPI_TRY(mixpi_check_memory(t, "mixp_init"));
     MIXPI_TRY(mixpi_write_begin(t, "mixp_init"));
-    for (i = 0; i < t->count; i += n) {
+    for (int64_t i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
-        for (j = 0; j < n; j++) {
+        for (int64_t j = 0; j < n; j++) {
             double x = normal ? mixpi_normal(t, i + j) : mixpi_uniform(t, 2 * (i + j));
             value[j] = a + b * x;
         }
@@ -22216,10 +22052,8 @@ static const mixpi_quantiser *mixpi_quantiser_of(const mixp_context *ctx) {
 #endif
 }
 
-/* --- handles: without a recipe they do nothing --- *
- *
- * Each handle has the name of its member, so that a search for the name finds both.
- */
+/* Calls a function of the table; MIXP_OK without a recipe: MIXPI_QUANTISER(ctx, decide(c)). */
+#define MIXPI_QUANTISER(ctx, call) (mixpi_quantiser_of(ctx) ? (ctx)->quantiser->call : MIXP_OK)
 
 /* Returns why a region of this dtype cannot have the recipe r, with the error in *code. NULL: it
  * can. */
@@ -22243,25 +22077,6 @@ static const mixp_recipe *mixpi_quantiser_opens(
 /* Do recipes leave two linear layers with these weights in bf16? Counts them if so. */
 static int mixpi_quantiser_leaves(mixp_context *ctx, mixp_tensor *up, mixp_tensor *down) {
     return !mixpi_quantiser_of(ctx) || ctx->quantiser->leaves(ctx, up, down);
-}
-
-/* Decides whether the linear layer c is quantised, before its forward. */
-static mixp_result mixpi_quantiser_decide(const mixp_context *ctx, struct mixp_call *c) {
-    return mixpi_quantiser_of(ctx) ? ctx->quantiser->decide(c) : MIXP_OK;
-}
-
-/* The linear layer c was recorded: codes may replace its input. */
-static void mixpi_quantiser_recorded(const mixp_context *ctx, struct mixp_call *c) {
-    if (mixpi_quantiser_of(ctx)) ctx->quantiser->recorded(c);
-}
-static void mixpi_quantiser_begin(mixp_context *ctx) {
-    if (mixpi_quantiser_of(ctx)) ctx->quantiser->begin(ctx);
-}
-static void mixpi_quantiser_walk_begin(mixp_context *ctx) {
-    if (mixpi_quantiser_of(ctx)) ctx->quantiser->walk_begin(ctx);
-}
-static mixp_result mixpi_quantiser_advance(mixp_context *ctx) {
-    return mixpi_quantiser_of(ctx) ? ctx->quantiser->advance(ctx) : MIXP_OK;
 }
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
@@ -22585,12 +22400,12 @@ static int mixpi_is_low(mixp_dtype dtype) { return dtype == MIXP_F16 || dtype ==
 
 /* Counts a result in a region, for the warning of mixpi_casting_turn. */
 static void mixpi_count_lowered(
-    mixpi_casting *c, mixp_autocast region, const mixp_op *op, const mixp_tensor *out) {
+    mixpi_casting *c, mixp_autocast region, const char *op, const mixp_tensor *out) {
     if (!mixpi_is_low(region.dtype)) return;
     c->lowerable++;
     c->low = region.dtype;
     if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
-    else c->unlowered = op->name;
+    else c->unlowered = op;
 }
 
 static void mixpi_count_activation_cast(mixp_context *ctx) {
@@ -22838,9 +22653,6 @@ static void mixpi_watcher_choose(mixp_call *c) {
 static int mixpi_watcher_is_pinned(const mixp_call *c) {
     return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
 }
-static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site) {
-    return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK;
-}
 
 /* Shows the guard the result of e, which has a site. given: the inputs before autocast. */
 static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const *given) {
@@ -22944,7 +22756,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     if (r == MIXP_OK && c->out->count) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     if (!mixpi_is_real(c->out->dtype)) return r;
-    if (region.level) mixpi_count_lowered(ctx->casting, region, c->op, c->out);
+    if (region.level) mixpi_count_lowered(ctx->casting, region, c->op->name, c->out);
     return r;
 }
 
@@ -23142,7 +22954,7 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
         mixpi_tensor_lose(e->call.out, by);
         for (int i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
     }
-    mixpi_crew_lose(ctx, by);
+    if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, by);
 }
 /* --- is a requested gradient written? --------------------------------------------------- *
  *
@@ -23237,7 +23049,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     /* Memory of its own. The ranks assign a parameter's gradient its place at the first write. */
     const int laid = t->own.from_tape && t->own.grad && t->own.grad->data; /* set by backward */
     mixp_result r = MIXP_OK;
-    if (!t->own.from_tape && !t->grad) r = mixpi_crew_walk_opens(c->ctx, t);
+    if (!t->own.from_tape && !t->grad) r = MIXPI_CREW(c->ctx, walk_opens(c->ctx, t));
     if (r == MIXP_OK) g = mixpi_grad_buffer(t);
     if (r == MIXP_OK) r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
     if (r != MIXP_OK) {
@@ -23326,9 +23138,8 @@ static int mixpi_call_lend_grad(mixp_call *c, int i, int owner) {
 
 /* grad (+)= src: any real dtypes, same count. */
 static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src, int64_t count) {
-    mixp_copy_args k;
     if (!grad.accumulate) return mixpi_convert_to(ctx, grad, src, count);
-    memset(&k, 0, sizeof k);
+    mixp_copy_args k = MIXPI_ZERO;
     k.rank = 1;
     k.shape[0] = count;
     k.src = src;
@@ -23525,7 +23336,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g;
     out->own.pending = 0;
-    if (r == MIXP_OK && g->count) r = mixpi_watcher_gradient(ctx, site, g);
+    if (r == MIXP_OK && g->count && site) r = MIXPI_WATCHER(ctx, gradient(ctx, site, g));
     if (r == MIXP_OK && g->count) r = mixpi_unscaled_count(ctx, g);
 
     /* The operator's backward passes the gradient on. If backward has begun a step, the call is
@@ -23534,7 +23345,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_check_given(c);
-    if (r == MIXP_OK) r = mixpi_watcher_leaves(c, site);
+    if (r == MIXP_OK && site) r = MIXPI_WATCHER(ctx, leaves(c, site));
     out->grad = NULL;
     if (r != MIXP_OK && ctx->errors.reported == reported)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
@@ -23719,7 +23530,6 @@ static mixp_tensor *mixpi_recompute(
     const uint64_t generation = ctx->generation;
     const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
     const int no_grad = mixpi_is_no_grad(ctx);
-    int64_t i;
     if (plain) return fn(ctx, x, user);
 
     /* The block runs once, as it will again. */
@@ -23740,7 +23550,7 @@ static mixp_tensor *mixpi_recompute(
     mixpi_rerun *b = mixpi_rerun_since(ctx, before);
     if (!b) return y;
     b->kept = mixpi_origin(y);
-    for (i = 0; i < b->count; i++) b->entries[i]->block = b;
+    for (int64_t i = 0; i < b->count; i++) b->entries[i]->block = b;
     mixpi_rerun_spill(b);
     return y;
 }
@@ -23799,7 +23609,7 @@ static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walk.running = 1;
     mixpi_unscaled_begin(ctx);
-    mixpi_quantiser_walk_begin(ctx);
+    if (mixpi_quantiser_of(ctx)) ctx->quantiser->walk_begin(ctx);
     return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
 }
 
@@ -23813,7 +23623,7 @@ static mixp_result mixpi_walk_pass(mixp_context *ctx, mixpi_tape_entry *e) {
         if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
     }
     if (b && b->live && e == b->entries[0]) mixpi_rerun_spill(b);
-    return r == MIXP_OK ? mixpi_crew_walk_passed(ctx, &e->call) : r;
+    return r == MIXP_OK ? MIXPI_CREW(ctx, walk_passed(ctx, &e->call)) : r;
 }
 
 /* Ends a walk with result r. */
@@ -23826,7 +23636,7 @@ static void mixpi_walk_stop(mixp_context *ctx, mixp_result r) {
 
 static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixp_result r = mixpi_check_loss(ctx, loss);
-    if (r == MIXP_OK) r = mixpi_crew_walk_begin(ctx);
+    if (r == MIXP_OK) r = MIXPI_CREW(ctx, walk_begin(ctx));
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     r = mixpi_walk_start(ctx, loss);
     if (!ctx->walk.running) return mixpi_crew_stop(ctx, r);
@@ -23839,10 +23649,10 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixp_autocast_close(ctx, opened);
 
     /* The ranks' sums are in place before the program reads a gradient. */
-    if (r == MIXP_OK) r = mixpi_crew_walk_end(ctx);
+    if (r == MIXP_OK) r = MIXPI_CREW(ctx, walk_end(ctx));
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walk_stop(ctx, r);
-    mixpi_watcher_walked(ctx);
+    if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx);
     return mixpi_crew_stop(ctx, r);
 }
 
@@ -23864,7 +23674,7 @@ static void mixpi_recover(mixp_context *ctx) {
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
     const mixp_result buffers = mixpi_window_recover(ctx);
     const mixp_result regions = mixpi_regions_check(ctx);
-    const mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watcher_begin(ctx));
+    const mixp_result watched = mixpi_crew_stop_alone(ctx, MIXPI_WATCHER(ctx, begin(ctx)));
 
     /* Recycle the activations and their records, and forget what the step before recorded. */
     mixpi_arena_reset(&ctx->memory.host);
@@ -23875,7 +23685,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     ctx->tape.tangent_of = NULL;
     mixpi_casting_turn(ctx);
-    mixpi_quantiser_begin(ctx);
+    if (mixpi_quantiser_of(ctx)) ctx->quantiser->begin(ctx);
 
     ctx->generation++;
     mixpi_window_begin(ctx);
@@ -23905,114 +23715,6 @@ MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
     volatile char here = 0;
     return mixpi_any_begin(ctx, 1, MIXPI_FRAME(&here));
 }
-MIXPI_COLD_BEGIN
-/* --- checking gradients ---------------------------------------------------------------- */
-
-/* The loss with t's element i set to x. */
-static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, mixp_tensor *t,
-    float *value, int64_t i, float x) {
-    value[i] = x;
-    mixp_write(t, value, MIXP_F32, t->count);
-    mixp_step_begin(ctx);
-    const double loss = mixp_item(fn(ctx, user));
-    (void)mixpi_float_calm(); /* a step that fn began itself may have let exceptions trap again */
-    return loss;
-}
-
-/* Raises *worst to the largest relative deviation over one input. memory: 2 t->count floats, for
- * the gradient and the values. */
-static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-    mixp_tensor *t, double eps, float *memory, double *worst) {
-    float *analytic = memory, *value = memory + t->count;
-    mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
-    int64_t i;
-    memset(analytic, 0, (size_t)t->count * sizeof(float));
-    if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, analytic, MIXP_F32, t->count);
-
-    /* One element at a time goes up and down. */
-    for (i = 0; i < t->count && r == MIXP_OK; i++) {
-        float old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
-        double above = mixpi_loss_at(ctx, fn, user, t, value, i, up), numeric, off;
-        double below = mixpi_loss_at(ctx, fn, user, t, value, i, down);
-        value[i] = old;
-        r = mixp_write(t, value, MIXP_F32, t->count);
-        numeric = (above - below) / ((double)up - (double)down);
-        off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
-        if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off; /* a NaN stays */
-    }
-
-    t->grad = NULL;
-    return r;
-}
-
-/* Runs the function once and walks back. Fails if differences of eps could not show the gradients:
- * with dropout, or under autocast. */
-static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void *user) {
-    const int64_t regions = ctx->low_copies.regions;
-    const mixp_dtype around = mixp_autocast_current(ctx).dtype;
-    MIXPI_TRY(mixp_step_begin(ctx));
-    mixp_tensor *loss = fn(ctx, user);
-    if (ctx->tape.drawn)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "mixp_check_gradients: fn uses dropout, which draws other random numbers in each run; "
-            "pass training 0 to mixp_dropout, and set attention's dropout to 0");
-    if (ctx->low_copies.regions != regions || around != MIXP_F32)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-            "mixp_check_gradients: fn runs under autocast, whose rounding errors exceed the effect "
-            "of eps; check it in f32");
-    return mixp_backward(ctx, loss);
-}
-
-/* Can all inputs be checked? *most: elements of the largest input. */
-static mixp_result mixpi_check_inputs(
-    mixp_context *ctx, int n, mixp_tensor *const *inputs, int64_t *most) {
-    int i;
-    *most = 0;
-    for (i = 0; i < n; i++) {
-        const mixp_tensor *t = inputs[i];
-        if (!mixpi_is_tensor(t) || t->dtype != MIXP_F32 || t->own.generation)
-            return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                "mixp_check_gradients: input %d must be a permanent f32 tensor (mixp_param or "
-                "mixp_view)",
-                i);
-        if (t->ctx != ctx)
-            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                "mixp_check_gradients: input %d belongs to another context", i);
-        if (t->count > *most) *most = t->count;
-    }
-    return MIXP_OK;
-}
-
-MIXPI_SELDOM
-static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-    int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
-    int64_t most;
-    int i;
-    if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
-    MIXPI_TRY(mixpi_check_inputs(ctx, n_inputs, inputs, &most));
-    float *memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
-    if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
-
-    /* The gradients that the walk computes. */
-    for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
-    mixp_result r = mixpi_check_walk(ctx, fn, user);
-
-    /* Beside differences of the loss. */
-    *worst = 0.0;
-    if (eps <= 0.0) eps = 1e-3;
-    for (i = 0; i < n_inputs && r == MIXP_OK; i++)
-        r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, memory, worst);
-
-    mixpi_host_free(ctx, memory);
-    return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
-}
-
-MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-    int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
-    MIXPI_RETURN_INSIDE(ctx, mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
-}
-MIXPI_COLD_END
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
@@ -24179,8 +23881,7 @@ static void mixpi_note_written(mixp_tensor *t, double value) {
 
 /* The name of the first named input of a call; low copies and gradients have a tensor's name. */
 static const char *mixpi_call_first_name(const mixp_call *c) {
-    int i;
-    for (i = 0; i < c->n_in; i++)
+    for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && *c->in[i]->name) return c->in[i]->name;
     return "";
 }
@@ -24292,8 +23993,7 @@ static const char *const mixpi_input_names[][4] = {
     { "one_hot", "ids", "", "" },
     { "scatter_add", "x", "src", "ids" },
     { "index_add", "x", "src", "ids" },
-    { "nll", "x", "targets", "" },
-    { "triplet_margin", "anchor", "positive", "negative" }
+    { "nll", "x", "targets", "" }
 };
 
 static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
@@ -24348,8 +24048,7 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
 /* Opens a region of f32, in which operators compute and store f32 whatever region is open. Returns
  * the region's number, or -1. */
 static int mixpi_open_f32(mixp_context *ctx) {
-    mixp_autocast off;
-    memset(&off, 0, sizeof off);
+    mixp_autocast off = MIXPI_ZERO;
     off.dtype = MIXP_F32;
     off.level = 1;
     return mixp_autocast_open_with(ctx, &off);
@@ -24370,7 +24069,6 @@ typedef struct mixpi_outer {
  * of the first `required` is NULL. */
 static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char *name,
     int required, mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
-    int i;
     if (!ctx) return NULL;
     memset(o, 0, sizeof *o);
     o->op.name = name;
@@ -24381,7 +24079,7 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
     o->call.op = &o->op;
     o->call.in = o->in;
     o->call.n_in = 3;
-    for (i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++)
         if (mixpi_check_input(ctx, &o->op, i, required, o->in[i]) != MIXP_OK) return NULL;
     return &o->call;
 }
@@ -24514,8 +24212,7 @@ static mixpi_operand mixpi_transposed(mixp_in at, int64_t stride) {
 /* c[m, n] = op(a) op(b) for dense matrices. The caller sets c. */
 static mixp_gemm_args mixpi_gemm_of(
     int64_t m, int64_t n, int64_t k, mixpi_operand a, mixpi_operand b) {
-    mixp_gemm_args g;
-    memset(&g, 0, sizeof g);
+    mixp_gemm_args g = MIXPI_ZERO;
     g.m = m;
     g.n = n;
     g.k = k;
@@ -24546,12 +24243,11 @@ static int64_t mixpi_product_calls(const mixpi_axes *x) {
  * matrix of `array`. */
 static void mixpi_product_at(
     const mixpi_axes *x, int64_t call, int array, int64_t at[3], int *again) {
-    int i, k;
     at[0] = at[1] = at[2] = 0;
     *again = 0;
-    for (i = x->rank - 2; i >= 0; i--) {
+    for (int i = x->rank - 2; i >= 0; i--) {
         int64_t index = call % x->n[i];
-        for (k = 0; k < 3; k++) at[k] += index * x->s[k][i];
+        for (int k = 0; k < 3; k++) at[k] += index * x->s[k][i];
         if (index > 0 && x->s[array][i] == 0) *again = 1;
         call /= x->n[i];
     }
@@ -24571,7 +24267,7 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->c = mixpi_call_y(c);
 
     /* A recipe may quantise a linear; one that runs again keeps the answer. */
-    if (p->linear && !mixpi_entry_of(c)->again) MIXPI_TRY(mixpi_quantiser_decide(c->ctx, c));
+    if (p->linear && !mixpi_entry_of(c)->again) MIXPI_TRY(MIXPI_QUANTISER(c->ctx, decide(c)));
     if (p->recipe) return c->ctx->quantiser->forward(c);
 
     /* Multiply the batches that do not fit into one call of the kernel. */
@@ -24712,8 +24408,7 @@ static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
 /* The gradients of a linear layer's weight and bias in one pass. g: the layer's forward product. */
 static mixp_result mixpi_product_join(
     mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight, int bias) {
-    mixp_gemm_epilogue_args k;
-    memset(&k, 0, sizeof k);
+    mixp_gemm_epilogue_args k = MIXPI_ZERO;
     k.kind = MIXP_EPILOGUE_ROW_SUMS;
     k.gemm = mixpi_product_db(g, dy);
     k.gemm.c = mixpi_call_dx(c, weight);
@@ -24733,20 +24428,19 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_linear(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *b) {
-    mixpi_product p;
     mixp_tensor *y;
-    memset(&p, 0, sizeof p);
+    mixpi_product p = MIXPI_ZERO;
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (y && y->own.from_tape) mixpi_quantiser_recorded(ctx, &ctx->tape.newest->call);
+    if (y && y->own.from_tape && mixpi_quantiser_of(ctx))
+        ctx->quantiser->recorded(&ctx->tape.newest->call);
     return y;
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(
     mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, int trans_a, int trans_b) {
-    mixpi_product p;
-    memset(&p, 0, sizeof p);
+    mixpi_product p = MIXPI_ZERO;
     p.g.trans_a = trans_a != 0;
     p.g.trans_b = trans_b != 0;
     return mixpi_apply_op(ctx, MIXP_OP_MATMUL, 2, a, b, NULL, &p);
@@ -24790,8 +24484,7 @@ static mixp_result mixpi_mlp_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_mlp_up(mixp_call *c, mixp_tensor *before, mixp_tensor *after) {
-    mixp_gemm_epilogue_args k;
-    memset(&k, 0, sizeof k);
+    mixp_gemm_epilogue_args k = MIXPI_ZERO;
     k.kind = MIXP_EPILOGUE_GELU;
     k.gemm = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP], mixpi_mlp_rows(c));
     k.gemm.bias = mixpi_call_x(c, MIXPI_MLP_UP_BIAS);
@@ -24829,8 +24522,7 @@ static mixp_result mixpi_mlp_weights(
 
 /* dz: the gradient of GELU's input. */
 static mixp_result mixpi_mlp_dz(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
-    mixp_gemm_epilogue_args k;
-    memset(&k, 0, sizeof k);
+    mixp_gemm_epilogue_args k = MIXPI_ZERO;
     k.kind = MIXP_EPILOGUE_GELU_BACK;
     k.gemm = mixpi_product_da(down, mixpi_call_dy(c));
     k.gemm.c = mixpi_tensor_out(dz, 0);
@@ -25154,8 +24846,7 @@ static mixp_result mixpi_attention_one_by_one(
     mixp_call *c, const mixp_attention_backward_args *all) {
     mixp_attention_backward_args one = *all;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < 3 && r == MIXP_OK; i++) {
+    for (int i = 0; i < 3 && r == MIXP_OK; i++) {
         one.dq = all->dq;
         one.dk = all->dk;
         one.dv = all->dv;
@@ -25168,8 +24859,7 @@ static mixp_result mixpi_attention_one_by_one(
 }
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
-    mixp_attention_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_attention_backward_args k = MIXPI_ZERO;
     k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
     k.dq = mixpi_call_dx(c, MIXPI_ATTENTION_Q);
@@ -25188,8 +24878,7 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_attention(
     mixp_context *ctx, mixp_tensor *qkv, int heads, int causal, float scale) {
-    mixp_attention_args k;
-    memset(&k, 0, sizeof k);
+    mixp_attention_args k = MIXPI_ZERO;
     k.heads = heads;
     k.causal = causal != 0;
     k.scale = scale;
@@ -25234,13 +24923,12 @@ static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q
 
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
     mixp_tensor *v, const mixp_attention_desc *desc) {
-    mixp_attention_args a;
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
     if (desc->layout == MIXP_LAYOUT_BHTD) return mixpi_attention_transposed(ctx, q, k, v, desc);
 
     /* The description, and what keys the dropout. */
-    memset(&a, 0, sizeof a);
+    mixp_attention_args a = MIXPI_ZERO;
     a.heads = desc->heads;
     a.kv_heads = desc->kv_heads;
     a.causal = desc->causal != 0;
@@ -25332,9 +25020,8 @@ static mixp_result mixpi_broadcast_two(
     mixp_call *c, int *rank, int64_t *shape, int64_t *a_strides, int64_t *b_strides) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
-    int i;
     *rank = a->rank > b->rank ? a->rank : b->rank;
-    for (i = *rank - 1; i >= 0; i--) {
+    for (int i = *rank - 1; i >= 0; i--) {
         int64_t na = mixpi_broadcast_axis(a, *rank, i, &step_a, &a_strides[i]);
         int64_t nb = mixpi_broadcast_axis(b, *rank, i, &step_b, &b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
@@ -25413,8 +25100,7 @@ static mixp_result mixpi_binary_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_binary(
     mixp_context *ctx, mixp_op_id id, mixp_binary op, mixp_tensor *a, mixp_tensor *b) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_binary_args k = MIXPI_ZERO;
     k.op = op;
     return mixpi_apply_op(ctx, id, 2, a, b, NULL, &k);
 }
@@ -25472,8 +25158,7 @@ static mixp_result mixpi_packed_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_binary_args k = MIXPI_ZERO;
     k.op = MIXP_BINARY_SWIGLU;
     return mixpi_apply_one(ctx, MIXP_OP_SWIGLU_PACKED, x, &k);
 }
@@ -25493,8 +25178,7 @@ static mixp_result mixpi_unary_forward(mixp_call *c) {
 
 static mixp_result mixpi_unary_backward(mixp_call *c) {
     const mixp_unary_args *forward = (const mixp_unary_args *)c->attrs;
-    mixp_unary_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_unary_backward_args k = MIXPI_ZERO;
     k.op = forward->op;
     k.p = forward->p;
     k.q = forward->q;
@@ -25508,8 +25192,7 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_unary_by(
     mixp_context *ctx, mixp_op_id id, mixp_unary op, mixp_tensor *x, float p, float q) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_unary_args k = MIXPI_ZERO;
     k.op = op;
     k.p = p;
     k.q = q;
@@ -25680,8 +25363,7 @@ static mixp_result mixpi_reduce_both(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_reduction(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
-    mixpi_reduction p;
-    memset(&p, 0, sizeof p);
+    mixpi_reduction p = MIXPI_ZERO;
     p.dim = dim;
     p.keep = keep != 0;
     p.mean = id == MIXP_OP_MEAN;
@@ -25738,8 +25420,7 @@ static mixp_result mixpi_max_forward(mixp_call *c) {
 
 static mixp_result mixpi_max_backward(mixp_call *c) {
     const mixpi_maximum *p = (const mixpi_maximum *)c->attrs;
-    mixp_max_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_max_backward_args k = MIXPI_ZERO;
     k.outer = p->k.outer;
     k.n = p->k.n;
     k.inner = p->k.inner;
@@ -25754,8 +25435,7 @@ static mixp_result mixpi_max_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_max(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
-    mixpi_maximum p;
-    memset(&p, 0, sizeof p);
+    mixpi_maximum p = MIXPI_ZERO;
     p.dim = dim;
     p.keep = keep != 0;
     p.index = id == MIXP_OP_ARGMAX;
@@ -25782,8 +25462,7 @@ static mixp_result mixpi_softmax_forward(mixp_call *c) {
 
 static mixp_result mixpi_softmax_backward(mixp_call *c) {
     const mixp_softmax_args *forward = (const mixp_softmax_args *)c->attrs;
-    mixp_softmax_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_softmax_backward_args k = MIXPI_ZERO;
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.log_of = forward->log_of;
@@ -25795,8 +25474,7 @@ static mixp_result mixpi_softmax_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_softmax(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int log_of) {
-    mixp_softmax_args k;
-    memset(&k, 0, sizeof k);
+    mixp_softmax_args k = MIXPI_ZERO;
     k.log_of = log_of;
     return mixpi_apply_one(ctx, id, x, &k);
 }
@@ -25890,8 +25568,7 @@ static mixp_out mixpi_norm_db(const mixp_call *c) {
 
 static mixp_result mixpi_norm_backward(mixp_call *c) {
     const mixp_norm_args *forward = (const mixp_norm_args *)c->attrs;
-    mixp_norm_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_norm_backward_args k = MIXPI_ZERO;
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.rms = forward->rms;
@@ -25908,8 +25585,7 @@ static mixp_result mixpi_norm_backward(mixp_call *c) {
 }
 
 static mixp_norm_args mixpi_norm_of(int rms, float eps) {
-    mixp_norm_args k;
-    memset(&k, 0, sizeof k);
+    mixp_norm_args k = MIXPI_ZERO;
     k.rms = rms;
     k.eps = eps;
     return k;
@@ -25950,8 +25626,7 @@ static int mixpi_adds_norm(
 static mixp_tensor *mixpi_sum_before(
     mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, mixp_norm_args *norm) {
     mixp_tensor *sum;
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_binary_args k = MIXPI_ZERO;
     k.op = MIXP_BINARY_ADD;
     k.which = MIXPI_SUM_LATER;
     sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
@@ -25981,9 +25656,8 @@ static int mixpi_call_readers(const mixp_call *c, int i) {
 /* Releases a disposable term of the sum that no other operator reads: no gradient needs its
  * values. */
 static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
-    mixp_call reader;
     if (!term->own.disposable || term->own.spent || term->requires_grad) return;
-    memset(&reader, 0, sizeof reader);
+    mixp_call reader = MIXPI_ZERO;
     reader.ctx = ctx;
     reader.in = &term;
     if (mixpi_call_readers(&reader, 0) != 1) return;
@@ -26088,10 +25762,9 @@ static mixp_result mixpi_embedding_backward(mixp_call *c) {
     const mixpi_embedded *p = (const mixpi_embedded *)c->attrs;
     const mixp_embedding_args *forward = &p->k;
     const mixp_tensor *dy = c->out->grad;
-    mixp_embedding_backward_args k;
     if (p->padded) dy = mixpi_embedding_unpadded(c, p->padding);
     if (!dy) return mixpi_failed(c->ctx);
-    memset(&k, 0, sizeof k);
+    mixp_embedding_backward_args k = MIXPI_ZERO;
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.vocab = forward->vocab;
@@ -26102,15 +25775,13 @@ static mixp_result mixpi_embedding_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
-    mixpi_embedded p;
-    memset(&p, 0, sizeof p);
+    mixpi_embedded p = MIXPI_ZERO;
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding_padded(
     mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids, int64_t padding) {
-    mixpi_embedded p;
-    memset(&p, 0, sizeof p);
+    mixpi_embedded p = MIXPI_ZERO;
     p.padded = 1;
     p.padding = padding;
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
@@ -26196,9 +25867,8 @@ static mixp_tensor *mixpi_first_part(
 }
 
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids) {
-    mixpi_gathering p;
     if (ctx && mixpi_is_live(x)) x = mixpi_first_part(ctx, x, ids, mixpi_axis(dim, x->rank));
-    memset(&p, 0, sizeof p);
+    mixpi_gathering p = MIXPI_ZERO;
     p.dim = dim;
     return mixpi_apply_op(ctx, MIXP_OP_GATHER, 2, x, ids, NULL, &p);
 }
@@ -26298,15 +25968,13 @@ static mixp_result mixpi_choice_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_where(
     mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a, mixp_tensor *b) {
-    mixpi_choice p;
-    memset(&p, 0, sizeof p);
+    mixpi_choice p = MIXPI_ZERO;
     return mixpi_apply_op(ctx, MIXP_OP_WHERE, 3, mask, a, b, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_masked_fill(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *mask, float value) {
-    mixpi_choice p;
-    memset(&p, 0, sizeof p);
+    mixpi_choice p = MIXPI_ZERO;
     p.filled = 1;
     p.k.value = value;
     return mixpi_apply_op(ctx, MIXP_OP_MASKED_FILL, 2, x, mask, NULL, &p);
@@ -26351,8 +26019,7 @@ static mixp_result mixpi_rope_both(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp_rope_desc *desc) {
-    mixp_rope_args k;
-    memset(&k, 0, sizeof k);
+    mixp_rope_args k = MIXPI_ZERO;
     if (desc) {
         k.d = desc->head_dim;
         k.interleaved = desc->interleaved != 0;
@@ -26392,9 +26059,8 @@ static mixp_result mixpi_dropout_both(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
-    mixp_dropout_args k;
     if (ctx && mixpi_is_live(x) && x->ctx == ctx && (!training || p == 0.0f)) return x;
-    memset(&k, 0, sizeof k);
+    mixp_dropout_args k = MIXPI_ZERO;
     k.p = p;
     if (ctx) {
         k.seed = ctx->seed;
@@ -26524,8 +26190,7 @@ static mixp_result mixpi_check_logits_live(mixp_call *c) {
 /* The arguments that backward shares with forward. */
 static mixp_cross_entropy_backward_args mixpi_entropy_backward_of(
     const mixp_cross_entropy_args *forward) {
-    mixp_cross_entropy_backward_args k;
-    memset(&k, 0, sizeof k);
+    mixp_cross_entropy_backward_args k = MIXPI_ZERO;
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.ignore = forward->ignore;
@@ -26557,8 +26222,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(
     mixp_context *ctx, mixp_tensor *logits, mixp_tensor *targets, int32_t ignore, float smoothing) {
-    mixpi_entropy p;
-    memset(&p, 0, sizeof p);
+    mixpi_entropy p = MIXPI_ZERO;
     p.k.ignore = ignore;
     p.k.smoothing = mixpi_is_not_0(smoothing) ? smoothing : 0.0f; /* no -0 */
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &p);
@@ -26566,8 +26230,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(
 
 MIXPREC_API mixp_tensor *mixp_nll(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets, int32_t ignore) {
-    mixpi_entropy p;
-    memset(&p, 0, sizeof p);
+    mixpi_entropy p = MIXPI_ZERO;
     p.k.ignore = ignore;
     p.k.logs = 1;
     return mixpi_apply_op(ctx, MIXP_OP_NLL, 2, x, targets, NULL, &p);
@@ -26815,8 +26478,7 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
     mixp_tensor *w, mixp_tensor *targets, int32_t ignore, int64_t chunk) {
     mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
-    mixpi_chunked h;
-    memset(&h, 0, sizeof h);
+    mixpi_chunked h = MIXPI_ZERO;
     h.loss.k.ignore = ignore;
     h.chunk = chunk;
     return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_LINEAR_CROSS_ENTROPY), 5, in, 3, &h);
@@ -26953,8 +26615,7 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
 
     /* An even loss stays the same when its inputs are exchanged: one kernel serves both. */
     for (int i = 0; i <= even && r == MIXP_OK; i++) {
-        mixp_loss_backward_args k;
-        memset(&k, 0, sizeof k);
+        mixp_loss_backward_args k = MIXPI_ZERO;
         k.kind = forward->kind;
         k.n = forward->n;
         k.over = forward->over;
@@ -26973,8 +26634,7 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss_kind kind,
     float delta, mixp_tensor *x, mixp_tensor *t, mixp_reduction reduction) {
-    mixpi_compared p;
-    memset(&p, 0, sizeof p);
+    mixpi_compared p = MIXPI_ZERO;
     p.k.kind = kind;
     p.k.delta = delta;
     p.reduction = reduction;
@@ -27070,8 +26730,7 @@ MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x) {
 
 /* Begins a copy over t's shape. The caller sets arrays and strides. */
 static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
-    mixp_copy_args k;
-    memset(&k, 0, sizeof k);
+    mixp_copy_args k = MIXPI_ZERO;
     k.rank = t->rank;
     memcpy(k.shape, t->shape, sizeof k.shape);
     return k;
@@ -27118,11 +26777,9 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_reorder(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n, const int *dims) {
-    mixpi_reorder p;
-    int i;
-    memset(&p, 0, sizeof p);
+    mixpi_reorder p = MIXPI_ZERO;
     p.n = dims || !n ? n : -1;
-    for (i = 0; i < p.n && i < MIXP_MAX_RANK; i++) p.dims[i] = dims[i];
+    for (int i = 0; i < p.n && i < MIXP_MAX_RANK; i++) p.dims[i] = dims[i];
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
@@ -27256,8 +26913,7 @@ static mixp_result mixpi_expand_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_expand(
     mixp_context *ctx, mixp_tensor *x, int rank, const int64_t *shape) {
-    mixpi_expansion p;
-    memset(&p, 0, sizeof p);
+    mixpi_expansion p = MIXPI_ZERO;
     p.rank = rank;
     p.shape = shape;
     return mixpi_apply_one(ctx, MIXP_OP_EXPAND, x, &p);
@@ -27311,8 +26967,7 @@ static mixp_result mixpi_pad_both(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_pad(
     mixp_context *ctx, mixp_tensor *x, int dim, int64_t before, int64_t after, float value) {
-    mixpi_padding p;
-    memset(&p, 0, sizeof p);
+    mixpi_padding p = MIXPI_ZERO;
     p.dim = dim;
     p.before = before;
     p.after = after;
@@ -27487,8 +27142,7 @@ static mixp_result mixpi_slice_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_slice(
     mixp_context *ctx, mixp_tensor *x, int dim, int64_t first, int64_t count) {
-    mixpi_range p;
-    memset(&p, 0, sizeof p);
+    mixpi_range p = MIXPI_ZERO;
     p.dim = dim;
     p.first = first;
     p.count = count;
@@ -27516,12 +27170,11 @@ static mixp_result mixpi_split_by(mixp_context *ctx, mixp_tensor *x, int dim, in
 static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_tensor *x, int dim,
     int n, mixp_tensor **parts, int *axis) {
     mixpi_outer o;
-    int i;
     if (!ctx || !parts || n < 1)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_%s: %d parts and %s for them; n must be at least 1, and parts must not be NULL",
             who, n, parts ? "an array" : "no array");
-    for (i = 0; i < n; i++) parts[i] = NULL;
+    for (int i = 0; i < n; i++) parts[i] = NULL;
     if (!mixpi_outer_call(&o, ctx, who, 1, x, NULL, NULL)) return mixpi_failed(ctx);
     *axis = mixpi_axis(dim, x->rank);
     return MIXP_OK;
@@ -27603,8 +27256,7 @@ static mixp_tensor *mixpi_random(
 
 static mixp_random_args mixpi_random_of(
     mixp_random_kind kind, mixp_dtype dtype, float at, float by) {
-    mixp_random_args k;
-    memset(&k, 0, sizeof k);
+    mixp_random_args k = MIXPI_ZERO;
     k.kind = kind;
     k.at = at;
     k.by = by;
@@ -27676,9 +27328,8 @@ static int64_t mixpi_scan_cols(const mixpi_scan *p) { return p->x.outer * p->x.i
 /* Copies x's layout into columns, or back. */
 static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int back) {
     const mixpi_scan *p = (const mixpi_scan *)c->attrs;
-    mixp_copy_args k;
     if (!c->in[0]->count) return MIXP_OK;
-    memset(&k, 0, sizeof k);
+    mixp_copy_args k = MIXPI_ZERO;
     k.rank = 3;
     k.shape[0] = p->x.outer;
     k.shape[1] = p->x.n;
@@ -27773,8 +27424,7 @@ static mixp_result mixpi_prod_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_scan(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
-    mixpi_scan p;
-    memset(&p, 0, sizeof p);
+    mixpi_scan p = MIXPI_ZERO;
     p.dim = dim;
     p.keep = keep != 0;
     return mixpi_apply_one(ctx, id, x, &p);
@@ -27897,11 +27547,10 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     const mixpi_hot *p = (const mixpi_hot *)c->attrs;
     const mixp_tensor *ids = c->in[0];
     mixp_tensor *ones = mixp_activation(c->ctx, MIXP_BF16, ids->rank, ids->shape);
-    mixp_gather_args k;
     if (!ones) return MIXP_ERR_MEMORY;
 
     /* Backward of gather adds each 1 where its id points. */
-    memset(&k, 0, sizeof k);
+    mixp_gather_args k = MIXPI_ZERO;
     k.outer = ids->count;
     k.n = p->classes;
     k.m = k.inner = 1;
@@ -27930,8 +27579,7 @@ static mixp_result mixpi_one_hot_forward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_one_hot(
     mixp_context *ctx, mixp_tensor *ids, int64_t classes, mixp_dtype dtype) {
-    mixpi_hot p;
-    memset(&p, 0, sizeof p);
+    mixpi_hot p = MIXPI_ZERO;
     p.classes = classes;
     p.dtype = dtype;
     return mixpi_apply_one(ctx, MIXP_OP_ONE_HOT, ids, &p);
@@ -28049,13 +27697,12 @@ static int mixpi_fits_outside(
 
 MIXPREC_API mixp_tensor *mixp_scatter_add(
     mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
-    mixpi_gathering p;
     if (ctx) src = mixpi_first_part(ctx, src, ids, -1);
     if (ctx && mixpi_fits_outside(x, ids, src, dim)) {
         src = mixpi_padded_to(ctx, src, x, mixpi_axis(dim, x->rank));
         ids = mixpi_padded_to(ctx, ids, x, mixpi_axis(dim, x->rank));
     }
-    memset(&p, 0, sizeof p);
+    mixpi_gathering p = MIXPI_ZERO;
     p.dim = dim;
     return mixpi_apply_op(ctx, MIXP_OP_SCATTER_ADD, 3, x, src, ids, &p);
 }
@@ -28079,14 +27726,13 @@ static mixp_result mixpi_index_check(mixp_call *c, int axis) {
 MIXPREC_API mixp_tensor *mixp_index_add(
     mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     int64_t line[MIXP_MAX_RANK];
-    mixpi_gathering p;
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", 3, x, src, ids);
     int i, axis = c ? mixpi_axis(dim, x->rank) : -1;
     if (!c || mixpi_index_check(c, axis) != MIXP_OK) return NULL;
     for (i = 0; i < src->rank; i++) line[i] = i == axis ? ids->count : 1;
     ids = mixp_expand(ctx, mixp_reshape(ctx, ids, src->rank, line), src->rank, src->shape);
-    memset(&p, 0, sizeof p);
+    mixpi_gathering p = MIXPI_ZERO;
     p.dim = axis;
     return mixpi_apply_op(ctx, MIXP_OP_INDEX_ADD, 3, x, src, ids, &p);
 }
@@ -28147,8 +27793,7 @@ static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tens
 
 MIXPREC_API mixp_tensor *mixp_topk(
     mixp_context *ctx, mixp_tensor *x, int64_t k, int dim, int largest, mixp_tensor **indices) {
-    mixp_topk_args a;
-    memset(&a, 0, sizeof a);
+    mixp_topk_args a = MIXPI_ZERO;
     a.k = k ? k : -1;
     a.smallest = !largest;
     return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, dim, &a, indices);
@@ -28156,8 +27801,7 @@ MIXPREC_API mixp_tensor *mixp_topk(
 
 MIXPREC_API mixp_tensor *mixp_sort(
     mixp_context *ctx, mixp_tensor *x, int dim, int descending, mixp_tensor **indices) {
-    mixp_topk_args a;
-    memset(&a, 0, sizeof a);
+    mixp_topk_args a = MIXPI_ZERO;
     a.smallest = !descending;
     return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, dim, &a, indices);
 }
@@ -28254,9 +27898,8 @@ static mixp_result mixpi_bag_forward(mixp_call *c) {
 
 static mixp_result mixpi_bag_backward(mixp_call *c) {
     mixp_embedding_args forward = ((const mixpi_bagged *)c->attrs)->k;
-    mixp_embedding_backward_args k;
     mixpi_bag_arrays(c, &forward);
-    memset(&k, 0, sizeof k);
+    mixp_embedding_backward_args k = MIXPI_ZERO;
     k.rows = forward.rows;
     k.cols = forward.cols;
     k.vocab = forward.vocab;
@@ -28288,8 +27931,7 @@ static mixp_tensor *mixpi_bag_tangent(mixp_call *c, mixp_tensor *dtable, mixp_te
 MIXPREC_API mixp_tensor *mixp_embedding_bag(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids,
     mixp_tensor *offsets, mixp_tensor *weights, mixp_bag_mode mode, int64_t padding) {
     mixp_tensor *rest[2] = { ids, offsets };
-    mixpi_bagged p;
-    memset(&p, 0, sizeof p);
+    mixpi_bagged p = MIXPI_ZERO;
     p.k.bags.mode = mode;
     p.padding = padding;
     return mixpi_bag_apply(ctx, table, rest, weights, &p);
@@ -28329,7 +27971,7 @@ typedef struct mixpi_form {
     int dim, keep, correction;  /* correction: the C of var's divisor n - C                */
     int wide;                   /* 1: under autocast the result is f32                     */
     const mixp_loss_desc *desc; /* options of a loss; otherwise NULL                       */
-    mixp_tensor *more[2];       /* further inputs                                          */
+    mixp_tensor *target;        /* of a loss                                               */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
@@ -28377,8 +28019,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
 /* A reduction along dim, whose result the operator `rounding` rounds. */
 static mixpi_form mixpi_reduction_form(int rounding, int dim, int keep,
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
+    mixpi_form p = MIXPI_ZERO;
     p.op = &mixpi_roundings[rounding];
     p.dim = dim;
     p.keep = keep;
@@ -28418,12 +28059,11 @@ static mixp_result mixpi_finite_or_0(mixp_call *c) {
     const mixp_tensor *means = c->saved[0];
     mixp_unary_args mask = mixpi_unary_of(MIXP_UNARY_AFFINE, 0.0f, mixpi_tensor_in(means),
         mixpi_tensor_out(c->saved[1], 0), means->count);
-    mixp_where_args k;
     mask.q = 1.0f;
     MIXPI_TRY(MIXPI_RUN(c, unary, &mask));
 
     /* An element of 1 chooses saved 0; there is no b, so that others become 0. */
-    memset(&k, 0, sizeof k);
+    mixp_where_args k = MIXPI_ZERO;
     k.rank = 1;
     k.shape[0] = mask.n;
     k.mask = mixpi_tensor_in(c->saved[1]);
@@ -28463,8 +28103,7 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
     static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
         mixpi_binary_infer, mixpi_deviation_forward, mixpi_binary_backward, NULL };
     mixp_tensor *in[2];
-    mixpi_deviation p;
-    memset(&p, 0, sizeof p);
+    mixpi_deviation p = MIXPI_ZERO;
     p.k.op = MIXP_BINARY_SUB;
     p.dim = dim;
     in[0] = x;
@@ -28493,8 +28132,7 @@ MIXPREC_API mixp_tensor *mixp_var(
 static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
     static const mixp_op root = { "root", MIXP_CLASS_KEEP, sizeof(mixp_unary_args),
         mixpi_same_infer, mixpi_unary_forward, mixpi_unary_backward, NULL };
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
+    mixp_unary_args k = MIXPI_ZERO;
     k.op = MIXP_UNARY_ROOT;
     return mixp_apply(ctx, &root, 1, &t, 1, &k);
 }
@@ -28544,23 +28182,21 @@ enum {
     MIXPI_OPTION_IGNORE = 8,
     MIXPI_OPTION_BOUND = 16,
     MIXPI_OPTION_LOG_TARGET = 32,
-    MIXPI_OPTION_MARGIN = 64,
-    MIXPI_OPTION_SWAP = 128,
-    MIXPI_OPTION_BIAS = 256,
-    MIXPI_OPTION_CHUNK = 512,
-    MIXPI_OPTION_BATCHMEAN = 1024
+    MIXPI_OPTION_BIAS = 64,
+    MIXPI_OPTION_CHUNK = 128,
+    MIXPI_OPTION_BATCHMEAN = 256
 };
 
 static const char *const mixpi_option_names[] = {
-    "weight", "pos_weight", "smoothing", "ignore", "bound",      "log_target",
-    "margin", "swap",       "bias",      "chunk",  "MIXP_REDUCE_BATCHMEAN"
+    "weight", "pos_weight", "smoothing", "ignore", "bound", "log_target", "bias", "chunk",
+    "MIXP_REDUCE_BATCHMEAN"
 };
 
 /* The options that a description sets. */
 static unsigned mixpi_options_set(const mixp_loss_desc *d) {
     const int set[] = { d->weight != NULL, d->pos_weight != NULL, mixpi_is_not_0(d->smoothing),
-        d->ignores, mixpi_is_not_0(d->bound), d->log_target, mixpi_is_not_0(d->margin), d->swap,
-        d->bias != NULL, d->chunk != 0, d->reduction == MIXP_REDUCE_BATCHMEAN };
+        d->ignores, mixpi_is_not_0(d->bound), d->log_target, d->bias != NULL, d->chunk != 0,
+        d->reduction == MIXP_REDUCE_BATCHMEAN };
     unsigned options = 0;
     for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) options |= (set[i] != 0 ? 1u : 0u) << i;
     return options;
@@ -28650,10 +28286,9 @@ static mixp_tensor *mixpi_form_weighted(mixp_context *ctx, mixp_tensor *y, const
 static mixp_tensor *mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t,
     const mixp_loss_desc *d,
     mixp_tensor *(*of)(mixp_context *, mixp_tensor *, const mixpi_form *)) {
-    mixpi_form p;
-    memset(&p, 0, sizeof p);
+    mixpi_form p = MIXPI_ZERO;
     p.desc = d;
-    p.more[0] = t;
+    p.target = t;
     p.of = of;
     return x ? mixpi_apply_form(ctx, x, &p) : NULL;
 }
@@ -28665,7 +28300,7 @@ static mixp_tensor *mixpi_form_soft_entropy(
     mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float share = p->desc->smoothing;
     mixp_loss_desc d = *p->desc;
-    mixp_tensor *t = p->more[0], *y = mixp_log_softmax(ctx, x);
+    mixp_tensor *t = p->target, *y = mixp_log_softmax(ctx, x);
     const double rows = (double)mixpi_rows_of(x);
     if (share > 0.0f)
         t = mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, mixpi_as_f32(ctx, t),
@@ -28710,8 +28345,7 @@ static mixp_tensor *mixpi_soft_entropy(
 
 /* The attributes of a cross entropy with these options. */
 static mixpi_entropy mixpi_entropy_of(const mixp_loss_desc *d, int logs) {
-    mixpi_entropy p;
-    memset(&p, 0, sizeof p);
+    mixpi_entropy p = MIXPI_ZERO;
     p.k.ignore = d->ignores ? d->ignore : MIXP_IGNORE;
     p.k.smoothing = mixpi_is_not_0(d->smoothing) ? d->smoothing : 0.0f; /* no -0 */
     p.k.logs = logs;
@@ -28740,13 +28374,12 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
                          MIXPI_OPTION_BIAS | MIXPI_OPTION_CHUNK;
     mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
     mixp_loss_desc d;
-    mixpi_chunked h;
     if (!ctx || mixpi_options_of(ctx, op->name, has, desc, &d) != MIXP_OK) return NULL;
     if (mixpi_check_input(ctx, op, 1, 2, w) != MIXP_OK) return NULL;
     in[3] = d.bias;
     if (d.weight) in[4] = mixpi_class_weights(ctx, op->name, d.weight, w->rank ? w->shape[0] : 1);
     if (d.weight && !in[4]) return NULL;
-    memset(&h, 0, sizeof h);
+    mixpi_chunked h = MIXPI_ZERO;
     h.loss = mixpi_entropy_of(&d, 0);
     h.chunk = d.chunk;
     return mixp_apply(ctx, op, 5, in, 3, &h);
@@ -28763,7 +28396,7 @@ typedef struct mixpi_loss_row {
 
 /* t pos_weight log(1 + e^-x) + (1 - t) log(1 + e^x): nothing cancels. */
 static mixp_tensor *mixpi_form_pos_weight(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *t = mixpi_as_f32(ctx, p->more[0]), *y;
+    mixp_tensor *t = mixpi_as_f32(ctx, p->target), *y;
     y = mixp_mul(
         ctx, mixp_mul(ctx, t, p->desc->pos_weight), mixp_softplus(ctx, mixp_neg(ctx, x), 1.0f));
     t = mixp_mul(ctx, mixp_rsub(ctx, t, 1.0f), mixp_softplus(ctx, x, 1.0f));
@@ -28841,69 +28474,6 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
 
     if (kinds[i].kind == MIXP_LOSS_COUNT) return mixpi_apply_entropy(ctx, loss, x, target, &d);
     return mixpi_apply_compared(ctx, &kinds[i], x, target, &d);
-}
-
-/* --- triplets --- */
-
-/* |x - y + 1e-6| over the last dimension. */
-static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *y) {
-    mixp_tensor *d = mixp_sub(ctx, x, y);
-    d = mixp_square(ctx, mixp_add_scalar(ctx, d, 1e-6f));
-    return mixpi_root(ctx, mixp_sum(ctx, d, -1, 0));
-}
-
-static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *like = mixpi_as_f32(ctx, p->more[0]), *other = mixpi_as_f32(ctx, p->more[1]);
-    mixp_tensor *d = mixpi_apart(ctx, x, other);
-    if (p->desc->swap) d = mixp_minimum(ctx, d, mixpi_apart(ctx, like, other));
-    d = mixp_sub(ctx, mixpi_apart(ctx, x, like), d);
-    d = mixp_relu(ctx, mixp_add_scalar(ctx, d, p->desc->margin));
-    return mixpi_reduced_loss(ctx, d, p->desc);
-}
-
-static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive,
-    mixp_tensor *negative, const mixp_loss_desc *d) {
-    mixpi_outer o;
-    mixpi_form p;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", 3, anchor, positive, negative);
-    if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
-
-    /* The three have one shape, and the margin is above 0. */
-    if (anchor->rank < 1 || !mixpi_shapes_equal(anchor, positive) ||
-        !mixpi_shapes_equal(anchor, negative)) {
-        mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
-        return NULL;
-    }
-    if (!mixpi_f32_is_positive(d->margin)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "triplet_margin: margin is %g; pass a finite margin above 0", (double)d->margin);
-        return NULL;
-    }
-
-    /* The anchor is the first tensor of the form; the others come with it. */
-    memset(&p, 0, sizeof p);
-    p.desc = d;
-    p.more[0] = positive;
-    p.more[1] = negative;
-    p.of = mixpi_form_triplet;
-    return mixpi_apply_form(ctx, anchor, &p);
-}
-
-MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
-    mixp_tensor *positive, mixp_tensor *negative, float margin) {
-    mixp_loss_desc d;
-    memset(&d, 0, sizeof d);
-    d.margin = margin;
-    return mixpi_triplet(ctx, anchor, positive, negative, &d);
-}
-
-MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
-    mixp_tensor *positive, mixp_tensor *negative, const mixp_loss_desc *desc) {
-    const unsigned has = MIXPI_OPTION_MARGIN | MIXPI_OPTION_SWAP;
-    mixp_loss_desc d;
-    if (!ctx || mixpi_options_of(ctx, "triplet_margin", has, desc, &d) != MIXP_OK) return NULL;
-    if (!mixpi_is_not_0(d.margin)) d.margin = 1.0f;
-    return mixpi_triplet(ctx, anchor, positive, negative, &d);
 }
 MIXPI_SELDOM_END
 /* --- the table ------------------------------------------------------------------------- */
@@ -29709,7 +29279,6 @@ static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *sta
 
 MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
-    mixp_scaler_state first;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
     mixpi_warn_of_made(ctx, "mixp_scaler_new");
     mixp_scaler *s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
@@ -29720,7 +29289,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
         return NULL;
 
     /* The state lies in device memory, where updates change it. */
-    memset(&first, 0, sizeof first);
+    mixp_scaler_state first = MIXPI_ZERO;
     s->scale_given = s->desc.init_scale != 0.0f;
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
@@ -29911,10 +29480,9 @@ static int32_t *mixpi_loss_bad(const mixp_scaler *s) {
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
-    mixp_scale_by_args k;
     if (!scaler) return mixpi_report_freed_scaler(c->ctx);
     if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
-    memset(&k, 0, sizeof k);
+    mixp_scale_by_args k = MIXPI_ZERO;
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
     k.a = mixpi_call_from(c);
@@ -29932,12 +29500,11 @@ static const mixp_op mixpi_scale_op =
  * used. */
 static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     mixp_context *ctx = s->ctx;
-    mixp_scale_by_args k;
     mixp_result r = MIXP_OK;
     if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_is_real(loss->dtype)) return MIXP_OK;
     if (!s->began) r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
     s->began = 1; /* a loss of this update is known */
-    memset(&k, 0, sizeof k);
+    mixp_scale_by_args k = MIXPI_ZERO;
     k.n = loss->count;
     k.factor = &s->state->scale;
     k.bad = mixpi_loss_bad(s);
@@ -30050,14 +29617,13 @@ static void mixpi_scale_lose(const mixp_scaler *scaler) {
 static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
     const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
-    mixp_call reader;
     if (mixpi_class_of(ctx, plain) != plain->cls) return 0; /* the user overrode its class */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || mixpi_is_seen(ctx)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
         !logits->own.from_tape || mixpi_is_no_grad(ctx))
         return 0;
-    memset(&reader, 0, sizeof reader);
+    mixp_call reader = MIXPI_ZERO;
     reader.ctx = scaler->ctx;
     reader.in = &logits;
     return mixpi_call_readers(&reader, 0) == 0;
@@ -30217,41 +29783,12 @@ static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who
         who);
 }
 
-/* Handles: without ranks, or without sharded states, they do nothing. */
-static mixp_result mixpi_crew_enter(mixp_optimizer *opt) {
-    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK;
-}
+/* Calls a function of the ranks' table; MIXP_OK without sharded states. */
+#define MIXPI_SHARDS(opt, call) ((opt)->shards ? (opt)->ctx->crew->call : MIXP_OK)
+
 static const char *mixpi_crew_add_wrong(
     const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL;
-}
-static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes) {
-    return opt->shards ? opt->ctx->crew->grow(opt, bytes) : MIXP_OK;
-}
-static void mixpi_crew_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
-    if (opt->shards) opt->ctx->crew->placed(opt, p, r);
-}
-static void mixpi_crew_left(const mixp_optimizer *opt, mixp_tensor *p) {
-    if (opt->shards) opt->ctx->crew->left(p);
-}
-static mixp_result mixpi_crew_send(mixp_optimizer *opt) {
-    return opt->shards ? opt->ctx->crew->send(opt) : MIXP_OK;
-}
-static mixp_result mixpi_crew_gather(mixp_optimizer *opt) {
-    return opt->shards ? opt->ctx->crew->gather(opt) : MIXP_OK;
-}
-static mixp_result mixpi_crew_average(mixp_optimizer *opt) {
-    return opt->shards ? opt->ctx->crew->average(opt) : MIXP_OK;
-}
-static void mixpi_crew_in_pieces(mixp_optimizer *opt) {
-    if (opt->shards) opt->ctx->crew->in_pieces(opt);
-}
-static mixp_result mixpi_crew_plan(mixp_optimizer *opt) {
-    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK;
-}
-static void mixpi_crew_verdict(
-    const mixp_optimizer *opt, const mixp_step_state *s, struct mixp_verdict *v) {
-    if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v);
 }
 /* --- making, groups -------------------------------------------------------------------- */
 
@@ -30300,8 +29837,7 @@ static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
 
 static mixp_optimizer_desc mixpi_defaults(mixp_optimizer_kind kind) {
     const mixpi_kind *row = mixpi_kind_of(kind);
-    mixp_optimizer_desc d;
-    memset(&d, 0, sizeof d);
+    mixp_optimizer_desc d = MIXPI_ZERO;
     d.kind = kind;
     d.lr = row->lr;
     d.beta1 = row->beta1;
@@ -30588,8 +30124,7 @@ static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
 
 /* Group 0 of a description. */
 static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
-    mixp_param_group g;
-    memset(&g, 0, sizeof g);
+    mixp_param_group g = MIXPI_ZERO;
     g.lr = d->lr;
     g.beta1 = d->beta1;
     g.beta2 = d->beta2;
@@ -30670,14 +30205,13 @@ static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc 
     if (opt->plan.spike.of && !opt->plan.spike_window) return 0;
 
     if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
-    return mixpi_crew_enter(opt) == MIXP_OK;
+    return MIXPI_CREW(opt->ctx, enter(opt)) == MIXP_OK;
 }
 
 /* The plan of every step. */
 static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
     const mixp_param_group group = mixpi_desc_group(d);
-    mixp_step_plan plan;
-    memset(&plan, 0, sizeof plan);
+    mixp_step_plan plan = MIXPI_ZERO;
     plan.kind = d->kind;
     plan.max_norm = d->max_norm;
     plan.schedule = d->schedule;
@@ -30803,7 +30337,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
     if (!slot || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
-    if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+    if (MIXPI_SHARDS(opt, grow(opt, bytes)) != MIXP_OK) return MIXP_ERR_MEMORY;
 
     /* All memory is there: move into it. */
     if (opt->count) memcpy(slot, opt->slot, (size_t)opt->count * sizeof *slot);
@@ -31059,8 +30593,7 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
     const mixp_param_row *all = &opt->rows[i];
     const mixp_param_row of = slot->where == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
     const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
-    mixp_param_row row;
-    memset(&row, 0, sizeof row);
+    mixp_param_row row = MIXPI_ZERO;
     row.weight = slot->ema + before / mixp_dtype_size(of.weight_dtype);
     row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
     row.grad_dtype = mixpi_average_of(&of).dtype;
@@ -31097,10 +30630,9 @@ static mixp_result mixpi_master_follow(
     const mixp_in weight =
         mixpi_in((const char *)row->weight + (size_t)first * size, row->weight_dtype);
     const mixp_out master = mixpi_out_to((float *)row->master + first, MIXP_F32, 0);
-    mixp_compare_args same;
     mixp_where_args choice;
 
-    memset(&same, 0, sizeof same);
+    mixp_compare_args same = MIXPI_ZERO;
     same.how = MIXP_COMPARE_EQ;
     same.rank = 1;
     same.shape[0] = n;
@@ -31284,7 +30816,6 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
     uint8_t scale = 0, *bytes = (uint8_t *)words;
     mixp_result r =
         mixpi_download(opt->ctx, words, (const char *)at.data + offset, (size_t)n * size);
-    int64_t i;
 
     /* Codes of 8 bits have a scale; a split master needs the weight's bits. */
     if (r == MIXP_OK && at.scale)
@@ -31293,7 +30824,7 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
         r = mixpi_download(opt->ctx, weights, (const uint16_t *)opt->rows[row].weight + first,
             (size_t)n * sizeof *weights);
 
-    for (i = 0; i < n && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < n && r == MIXP_OK; i++) {
         uint32_t code = size == 4 ? words[i] : bytes[i];
         if (size == 2) {
             memcpy(&half, bytes + 2 * i, sizeof half);
@@ -31596,8 +31127,7 @@ static mixp_result mixpi_do_set_applied(
         MIXPI_TRY(mixpi_upload(opt->ctx, opt->rows[k].missed, &none, sizeof none));
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->applied, &steps, sizeof steps));
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->steps, &steps, sizeof steps));
-    mixp_spike_state spikes;
-    memset(&spikes, 0, sizeof spikes);
+    mixp_spike_state spikes = MIXPI_ZERO;
     MIXPI_TRY(mixpi_upload(opt->ctx, &opt->state->spike, &spikes, sizeof spikes));
     opt->issued = -1;
     return mixpi_upload(opt->ctx, &opt->state->skipped, &none, sizeof none);
@@ -31650,7 +31180,7 @@ static mixp_result mixpi_do_optimizer_add(
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small_states = 1;
     opt->count += r == MIXP_OK;
     param->own.optimizers += r == MIXP_OK;
-    mixpi_crew_placed(opt, param, r);
+    if (opt->shards) opt->ctx->crew->placed(opt, param, r);
     return r;
 }
 
@@ -31946,14 +31476,14 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     if (!active) return mixpi_nothing_to_step(opt, who);
 
     opt->plan.graded = graded >> 11;
-    opt->plan.guard = mixpi_watcher_mark(ctx);
+    opt->plan.guard = mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0;
     if (!opt->rows_changed) return MIXP_OK;
     mixpi_warn_of_empty_group(opt);
     mixpi_warn_of_lost_updates(opt);
 
     /* Send the tables: Muon's, the ranks', the optimizer's own. */
     mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
-    if (r == MIXP_OK) r = mixpi_crew_send(opt);
+    if (r == MIXP_OK) r = MIXPI_SHARDS(opt, send(opt));
     if (r == MIXP_OK)
         r = mixpi_upload(ctx, opt->device_rows, opt->rows, (size_t)opt->count * sizeof *opt->rows);
     if (r == MIXP_OK) opt->rows_changed = brought;
@@ -32617,7 +32147,7 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     MIXPI_TRY(mixpi_swap_check(opt));
     MIXPI_TRY(mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt)));
-    if (!opt->swapped) MIXPI_TRY(mixpi_crew_average(opt));
+    if (!opt->swapped) MIXPI_TRY(MIXPI_SHARDS(opt, average(opt)));
     for (int64_t i = 0; i < opt->ema_count; i++) MIXPI_TRY(mixpi_swap_slot(opt, i));
     opt->swapped = !opt->swapped;
     opt->ctx->training.averaged += opt->swapped ? 1 : -1;
@@ -32681,7 +32211,7 @@ static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     if (!ctx->buffers.all.count) return MIXP_OK;
 
     memset(&k, 0, sizeof k);
-    mixp_result r = mixpi_crew_share_buffers(ctx);
+    mixp_result r = MIXPI_CREW(ctx, share_buffers(ctx));
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
     if (r == MIXP_OK) r = mixpi_buffers_warn(opt);
@@ -32702,7 +32232,7 @@ static mixp_result mixpi_buffers_update(mixp_scaler *scaler) {
 
     /* Shared buffers travel first, so the restore also undoes the exchange on every rank. */
     memset(&k, 0, sizeof k);
-    mixp_result r = mixpi_crew_share_buffers(ctx);
+    mixp_result r = MIXPI_CREW(ctx, share_buffers(ctx));
 
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &scaler->state->skipped);
     mixp_optimizer *opt = scaler->checked;
@@ -32879,7 +32409,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
     /* Allocate the memory of the step before any change. On a device with its own memory, only
      * Muon's products need any. */
-    MIXPI_TRY(mixpi_crew_plan(opt));
+    MIXPI_TRY(MIXPI_CREW(ctx, plan(opt)));
     MIXPI_TRY(mixpi_muon_scratch(opt));
     if (!ctx->device->download &&
         !mixpi_context_scratch(ctx, mixpi_chunk_room(opt->rows, opt->count)))
@@ -32915,7 +32445,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
-    if (r == MIXP_OK) r = mixpi_crew_gather(opt);
+    if (r == MIXP_OK) r = MIXPI_SHARDS(opt, gather(opt));
     if (r == MIXP_OK) mixpi_step_done(opt);
     opt->issued = r == MIXP_OK && opt->issued >= 0 ? opt->issued + 1 : -1;
 
@@ -32952,7 +32482,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
         mixp_tensor *g = mixpi_slot_grad(&opt->slot[i]);
         if (g) g->version++;
     }
-    if (r == MIXP_OK) mixpi_crew_in_pieces(opt);
+    if (r == MIXP_OK && opt->shards) opt->ctx->crew->in_pieces(opt);
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
@@ -32975,8 +32505,8 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
 
     /* Without a scaler the step is the update. */
     MIXPI_TRY(mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt)));
-    MIXPI_TRY(mixpi_quantiser_advance(opt->ctx));
-    return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
+    MIXPI_TRY(MIXPI_QUANTISER(opt->ctx, advance(opt->ctx)));
+    return mixpi_crew_stop_alone(opt->ctx, MIXPI_WATCHER(opt->ctx, updated(opt->ctx, NULL)));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
@@ -33050,7 +32580,7 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
         opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan, scaler->state));
     opt->clipped = 0;
     opt->views_summed = 0;
-    mixpi_crew_in_pieces(opt);
+    if (opt->shards) opt->ctx->crew->in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
     return MIXP_OK;
@@ -33177,7 +32707,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
         v.bad_element = s.stats.bad_element;
         v.bad_is_nan = s.stats.bad_is_nan;
     }
-    mixpi_crew_verdict(opt, &s, &v);
+    if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, &s, &v);
     return v;
 }
 
@@ -33230,7 +32760,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    mixp_result watched = mixpi_watcher_updating(ctx, &k);
+    mixp_result watched = MIXPI_WATCHER(ctx, updating(ctx, &k));
     mixp_result r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
 
@@ -33241,9 +32771,9 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
     r = mixpi_crew_stop(ctx, mixpi_buffers_update(scaler));
-    if (r == MIXP_OK) r = mixpi_quantiser_advance(ctx);
+    if (r == MIXP_OK) r = MIXPI_QUANTISER(ctx, advance(ctx));
     if (r == MIXP_OK) r = mixpi_scaler_report_divergence(scaler);
-    if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
+    if (watched == MIXP_OK) watched = MIXPI_WATCHER(ctx, updated(ctx, scaler));
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
@@ -33280,7 +32810,7 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
         opt->stage = MIXPI_READY;
         opt->next_checked = NULL;
     }
-    mixpi_watcher_lose(ctx, scaler);
+    if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler);
     mixpi_owned_free(ctx, scaler);
     return MIXP_OK;
 }
@@ -33309,7 +32839,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slot[i].param;
         p->own.optimizers--;
-        mixpi_crew_left(opt, p);
+        if (opt->shards) ctx->crew->left(p);
     }
     if (ctx->training.tally_of == opt) ctx->training.tally_of = NULL;
     mixpi_owned_free(ctx, opt);
@@ -33452,15 +32982,13 @@ static const mixpi_st_type mixpi_st_types[] = {
 #undef MIXPI_ST_PASS
 
 static const mixpi_st_type *mixpi_st_type_named(const char *name) {
-    size_t i;
-    for (i = 0; i < MIXPI_LENGTH(mixpi_st_types); i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(mixpi_st_types); i++)
         if (strcmp(mixpi_st_types[i].name, name) == 0) return &mixpi_st_types[i];
     return NULL;
 }
 
 static const mixpi_st_type *mixpi_st_type_of(mixp_dtype dtype) {
-    size_t i;
-    for (i = 0; i < MIXPI_LENGTH(mixpi_st_types) && dtype != MIXPI_OPAQUE; i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(mixpi_st_types) && dtype != MIXPI_OPAQUE; i++)
         if (mixpi_st_types[i].dtype == dtype) return &mixpi_st_types[i];
     return NULL;
 }
@@ -33539,7 +33067,7 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
 static size_t mixpi_utf8(const char *text, size_t left) {
     static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 }; /* smaller: overlong */
     const unsigned char *byte = (const unsigned char *)text;
-    size_t i, n;
+    size_t n;
     if (left == 0) return 0;
     if (byte[0] < 0x80) return 1;
 
@@ -33552,7 +33080,7 @@ static size_t mixpi_utf8(const char *text, size_t left) {
 
     /* Each that follows has six bits. */
     uint32_t code = byte[0] & (0x7Fu >> n);
-    for (i = 1; i < n; i++) {
+    for (size_t i = 1; i < n; i++) {
         if ((byte[i] & 0xC0) != 0x80) return 0;
         code = code << 6 | (byte[i] & 0x3Fu);
     }
@@ -33561,9 +33089,9 @@ static size_t mixpi_utf8(const char *text, size_t left) {
 }
 
 static int mixpi_is_utf8(const char *s) {
-    size_t left, n;
+    size_t n;
     if (!s) return 0;
-    for (left = strlen(s); left > 0; left -= n) {
+    for (size_t left = strlen(s); left > 0; left -= n) {
         n = mixpi_utf8(s, left);
         if (n == 0) return 0;
         s += n;
@@ -34610,8 +34138,7 @@ static void mixpi_plan_make(mixpi_report *r, mixpi_plan *plan) {
 }
 
 static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
-    mixpi_save save;
-    memset(&save, 0, sizeof save);
+    mixpi_save save = MIXPI_ZERO;
     save.report = r;
     save.ctx = plan->ctx;
     save.expected = plan->header_size;
@@ -34641,7 +34168,6 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
     size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixpi_plan plan;
-    size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
         return mixpi_report_fail(
             &r, MIXP_ERR_ARGUMENT, "a pointer is NULL, or a count is negative");
@@ -34654,7 +34180,7 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
     plan.items = (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
     if (!plan.items) return r.result;
     memset(plan.items, 0, plan.n_items * sizeof plan.items[0]);
-    for (i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
+    for (size_t i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
     return mixpi_plan_save(&r, &plan);
 }
 /* --- checkpoints: the list of what must survive --------------------------------------------- */
@@ -34805,8 +34331,7 @@ static int mixpi_is_of_group(mixpi_owner owner) {
 
 /* An item of n elements. */
 static mixpi_state_item mixpi_state_array(mixp_dtype dtype, int64_t n, void *memory) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = MIXPI_ZERO;
     item.e.dtype = dtype;
     item.e.rank = 1;
     item.e.shape[0] = n;
@@ -34816,8 +34341,7 @@ static mixpi_state_item mixpi_state_array(mixp_dtype dtype, int64_t n, void *mem
 }
 
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = MIXPI_ZERO;
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
@@ -34832,8 +34356,7 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
 
 /* An item with a parameter's shape: the parameter itself, or one of its moments. */
 static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype, void *memory) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
+    mixpi_state_item item = MIXPI_ZERO;
     item.e.dtype = dtype;
     item.e.rank = t->rank;
     memcpy(item.e.shape, t->shape, sizeof t->shape);
@@ -34872,8 +34395,7 @@ static void mixpi_state_add_field(
 
 static void mixpi_state_add_fields(
     mixpi_state *s, mixpi_owner owner, void *base, int optimizer, int group) {
-    size_t i;
-    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
         if (mixpi_fields[i].owner == owner)
             mixpi_state_add_field(s, &mixpi_fields[i], base, optimizer, group);
 }
@@ -35055,7 +34577,6 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     const mixpi_quantiser *quantiser = mixpi_quantiser_of(s->ctx);
-    int i;
     s->n_items = s->names_used = 0;
 
     /* Weights and buffers. */
@@ -35077,7 +34598,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     int guarded = watcher && watcher->items(s);
     if (quantiser) quantiser->items(s);
-    for (i = 0; i < what->n_values; i++)
+    for (int i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
 
     /* The scaler and the optimizers. */
@@ -35087,7 +34608,8 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
     if (what->scaler && guarded && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_FORGIVEN, what->scaler->state, 0, 0);
-    for (i = 0; i < what->n_optimizers; i++) mixpi_state_add_optimizer(s, what->optimizers[i], i);
+    for (int i = 0; i < what->n_optimizers; i++)
+        mixpi_state_add_optimizer(s, what->optimizers[i], i);
 }
 
 static int mixpi_state_by_name(const void *a, const void *b) {
@@ -35102,7 +34624,6 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     const int fresh = s->fresh, partial = s->partial;
     char *own = s->own;
     int *groups = s->groups;
-    size_t i;
 
     memset(s, 0, sizeof *s);
     s->groups = groups;
@@ -35123,7 +34644,7 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
 
     /* Sorted by name, so that two of one name are neighbours. */
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
-    for (i = 1; i < s->n_items; i++)
+    for (size_t i = 1; i < s->n_items; i++)
         if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)
             mixpi_report_fail(
                 r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'", s->items[i].e.name);
@@ -35328,9 +34849,8 @@ static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n)
 static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st_item *weight) {
     const char *name = weight->e.name, *dot = strrchr(name, '.');
     const size_t stem = dot ? (size_t)(dot - name) + 1 : strlen(name);
-    size_t i;
     if (mixp_dtype_size(weight->e.dtype) != 1) return NULL;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const char *other = file->items[i].e.name;
         if (!file->items[i].wanted && strncmp(other, name, stem) == 0 &&
             strstr(other + stem, "scale"))
@@ -35343,8 +34863,7 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
  * may differ from the weights'; NULL: they are the same. */
 static void mixpi_warn_of_weights(
     const mixpi_state *s, const mixp_safetensors *file, const char *who) {
-    size_t i;
-    for (i = 0; i < s->n_items && !*s->ctx->errors.warning; i++) {
+    for (size_t i = 0; i < s->n_items && !*s->ctx->errors.warning; i++) {
         const mixpi_state_item *item = &s->items[i];
         const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
         const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;
@@ -35476,7 +34995,6 @@ static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
 /* Returns what is wrong with the description of a checkpoint, or NULL. */
 static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     const char *wrong = NULL;
-    int i;
     if (what->n_optimizers < 0 || what->n_values < 0 || what->n_metadata < 0)
         return "a count is negative";
     if (what->n_optimizers && !what->optimizers)
@@ -35485,8 +35003,8 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
         return "an array is NULL although its count is not 0";
     if (what->scaler && what->scaler->ctx != what->ctx)
         return "the scaler belongs to another context";
-    for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
-    for (i = 0; !wrong && i < what->n_optimizers; i++)
+    for (int i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
+    for (int i = 0; !wrong && i < what->n_optimizers; i++)
         if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
             wrong = "an optimizer is NULL, or belongs to another context";
     return wrong;
@@ -35510,7 +35028,6 @@ static const char mixpi_who_loads[] = "mixp_checkpoint_load";
 static mixp_result mixpi_checkpoint_check(
     const char *path, const mixp_checkpoint *what, const char *who) {
     mixp_context *ctx;
-    int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
     const int is_stream =
@@ -35520,7 +35037,7 @@ static mixp_result mixpi_checkpoint_check(
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
 
     /* Is a step complete, with the trained weights in place? */
-    for (i = 0; i < what->n_optimizers; i++) {
+    for (int i = 0; i < what->n_optimizers; i++) {
         const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
             return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -35614,7 +35131,6 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
         r, what->ctx, (uint64_t)what->n_metadata + 5, sizeof *pairs);
     const char *cpu = mixpi_checkpoint_cpu(what->ctx);
-    int i;
     plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
 
@@ -35626,7 +35142,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     if (cpu) mixpi_checkpoint_pair(pairs, plan, mixpi_cpu_key, cpu);
 
     /* The program's metadata. */
-    for (i = 0; i < what->n_metadata; i++) {
+    for (int i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
             mixpi_report_fail(
@@ -35642,14 +35158,12 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     const int busy = mixpi_crew_set_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
     char *groups = mixpi_checkpoint_groups(what, r);
-    mixpi_state state;
-    mixpi_plan plan;
 
     /* List the items of the file. */
-    memset(&state, 0, sizeof state);
+    mixpi_state state = MIXPI_ZERO;
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
-    memset(&plan, 0, sizeof plan);
+    mixpi_plan plan = MIXPI_ZERO;
     mixpi_text_pair *pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
     mixpi_state_plan(&state, &plan);
 
@@ -35852,9 +35366,8 @@ static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b) {
 
 /* Compares two lists sorted by name. Optional items that only one list has are left out of it. */
 static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
-    mixpi_diff diff;
     size_t i = 0, k = 0;
-    memset(&diff, 0, sizeof diff);
+    mixpi_diff diff = MIXPI_ZERO;
 
     /* Both lists are sorted by name: they are merged. */
     while (i < s->n_items || k < file->n_items) {
@@ -36051,8 +35564,7 @@ static void mixpi_checkpoint_meet_ranks(
     mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const int there = mixpi_file_ranks(file), here = (int)mixpi_world(s->ctx);
     const mixp_tensor *t = NULL;
-    int64_t i;
-    for (i = 0; i < s->ctx->buffers.all.count && !t; i++)
+    for (int64_t i = 0; i < s->ctx->buffers.all.count && !t; i++)
         if (mixpi_is_private(s->ctx->buffers.all.made[i])) t = s->ctx->buffers.all.made[i];
     if (!t || there == here) return;
     s->fresh = what->fresh_buffers != 0;
@@ -36202,19 +35714,17 @@ MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, mixpi_who_loads);
     char error[480]; /* three differences need more room than other messages */
-    mixp_safetensors file;
-    mixpi_state state;
     mixpi_file f;
     if (result != MIXP_OK) return result;
     const mixpi_crew *crew = mixpi_states_crew(what);
 
-    memset(&file, 0, sizeof file);
+    mixp_safetensors file = MIXPI_ZERO;
     file.ctx = what->ctx;
     mixpi_report r = mixpi_report_begin(path ? path : "a stream", error, sizeof error);
     if (!path) r.stream = what;
     void *borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
 
-    memset(&state, 0, sizeof state);
+    mixpi_state state = MIXPI_ZERO;
     state.report = &r;
     state.ctx = what->ctx;
     state.partial = what->partial != 0;
@@ -36290,9 +35800,8 @@ static void mixpi_prefix_hint(mixpi_diff *d, const mixpi_state *s, const char *n
 static void mixpi_weights_match(
     const mixpi_state *s, mixp_safetensors *file, const mixp_weights_desc *desc) {
     int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
-    mixpi_diff diff;
     size_t i = 0, k = 0;
-    memset(&diff, 0, sizeof diff);
+    mixpi_diff diff = MIXPI_ZERO;
 
     /* Both lists are sorted by name: they are merged. */
     while (i < s->n_items || k < file->n_items) {
@@ -36368,15 +35877,14 @@ static void mixpi_weights_apply(mixpi_state *s) {
 static void mixpi_weights_tell(
     const mixpi_state *s, const mixp_safetensors *file, const mixp_weights_desc *desc) {
     int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
-    size_t i;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         mixp_weight_fate fate = !item->from                ? MIXP_WEIGHT_MISSING
                                 : mixpi_is_converted(item) ? MIXP_WEIGHT_CONVERTED
                                                            : MIXP_WEIGHT_LOADED;
         desc->tell(desc->user, item->e.name, fate);
     }
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const mixpi_st_item *item = &file->items[i];
         if (!item->wanted && !(has_state && mixpi_is_state_name(item->e.name)) &&
             !mixpi_weight_is_excluded(desc, item->e.name))
@@ -36422,16 +35930,14 @@ MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_load_weights(
     const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";
-    mixp_weights_desc strict;
     char error[480];
-    mixp_safetensors file;
     mixpi_state state;
     mixpi_file f;
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
 
-    memset(&strict, 0, sizeof strict);
-    memset(&file, 0, sizeof file);
+    mixp_weights_desc strict = MIXPI_ZERO;
+    mixp_safetensors file = MIXPI_ZERO;
     file.ctx = ctx;
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
@@ -36457,7 +35963,6 @@ static mixp_result mixpi_do_checkpoint_save_weights(
     static const char *const metadata[1][2] = { { "format", "pt" } };
     char error[MIXP_MESSAGE_SIZE];
     mixpi_state state;
-    mixpi_plan plan;
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
 
@@ -36467,7 +35972,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(
     mixpi_weights_choose(&state, &r, ctx, desc);
 
     /* A file of these tensors. */
-    memset(&plan, 0, sizeof plan);
+    mixpi_plan plan = MIXPI_ZERO;
     plan.metadata = metadata;
     plan.n_metadata = 1;
     mixpi_state_plan(&state, &plan);
@@ -36792,8 +36297,7 @@ MIXPREC_API mixp_result mixp_autocast_set_recipes(
 }
 
 MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx) {
-    mixp_recipe_counts none;
-    memset(&none, 0, sizeof none);
+    mixp_recipe_counts none = MIXPI_ZERO;
     return ctx && ctx->casting ? ctx->casting->recipes : none;
 }
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
@@ -36905,9 +36409,8 @@ static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
 
 /* Ends an update of the linears with one weight. */
 static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
-    mixp_turn_args k;
     MIXPI_STATIC_ASSERT(turn_operands, (int)MIXPI_ROLES == (int)MIXP_TURN_OPERANDS);
-    memset(&k, 0, sizeof k);
+    mixp_turn_args k = MIXPI_ZERO;
     k.n = MIXPI_ROLES;
     k.length = s->length;
     k.most_recent = s->recipe.most_recent;
@@ -36943,11 +36446,10 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
     const mixp_tensor *t;
     mixp_result r = MIXP_OK;
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
-        mixp_copy_args k;
         if (!mixpi_is_scaled_weight(t)) continue;
         const mixpi_scaled *s = mixpi_scaled_find(ctx, t);
 
-        memset(&k, 0, sizeof k);
+        mixp_copy_args k = MIXPI_ZERO;
         k.rank = 1;
         k.shape[0] = MIXPI_ROLES;
         k.src_strides[0] = k.dst_strides[0] = 1;
@@ -36989,12 +36491,11 @@ static mixp_result mixpi_scaled_join(
     mixp_context *ctx, double *table, float *newest, int64_t words) {
     const int64_t ranks = (int64_t)mixpi_world(ctx);
     mixp_result r;
-    int64_t i, k;
     memset(table, 0, (size_t)(ranks * words) * sizeof *table);
-    for (i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
+    for (int64_t i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
     r = mixpi_crew_share(ctx, table, words);
-    for (i = 0; i < words && r == MIXP_OK; i++)
-        for (k = 0; k < ranks; k++)
+    for (int64_t i = 0; i < words && r == MIXP_OK; i++)
+        for (int64_t k = 0; k < ranks; k++)
             if ((float)table[k * words + i] > newest[i]) newest[i] = (float)table[k * words + i];
     return r;
 }
@@ -37091,7 +36592,6 @@ static void mixpi_loss_of_row(const void *job, int64_t row) {
 static mixp_result mixpi_loss_of(
     mixp_context *ctx, const mixp_quantise_args *k, float decode, mixpi_loss *all) {
     mixpi_losing l;
-    int64_t row;
     l.k = k;
     l.decode = (double)decode;
     l.beyond = mixpi_lossy_beyond(k->element);
@@ -37099,7 +36599,7 @@ static mixp_result mixpi_loss_of(
     if (!l.rows) return MIXP_ERR_MEMORY;
     mixpi_each_unit(&ctx->exec, k->rows, k->cols, mixpi_loss_of_row, &l);
     memset(all, 0, sizeof *all);
-    for (row = 0; row < k->rows; row++) {
+    for (int64_t row = 0; row < k->rows; row++) {
         all->error += l.rows[row].error;
         all->seen += l.rows[row].seen;
         all->clipped += l.rows[row].clipped;
@@ -37237,8 +36737,7 @@ static int mixpi_lossy_watches(const mixp_call *c, const mixpi_lossy *operands) 
 /* On a device: the losses travel to the guard with the rows of the sample. */
 static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_quantise_args *k) {
     const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
-    mixp_lose_args l;
-    memset(&l, 0, sizeof l);
+    mixp_lose_args l = MIXPI_ZERO;
     l.n = k->rows * k->cols;
     l.x = k->x;
     l.y = k->y;
@@ -37326,8 +36825,7 @@ typedef struct mixpi_quantised {
 
 /* An operand that is not yet quantised, of the product of the operands a and b. */
 static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a, mixpi_role b) {
-    mixpi_quantised q;
-    memset(&q, 0, sizeof q);
+    mixpi_quantised q = MIXPI_ZERO;
     q.decode = 1.0f;
     q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
     return q;
@@ -37679,8 +37177,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
 
 /* The arguments that say which array is quantised. */
 static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols) {
-    mixp_quantise_args k;
-    memset(&k, 0, sizeof k);
+    mixp_quantise_args k = MIXPI_ZERO;
     k.x = x;
     k.rows = rows;
     k.cols = cols;
@@ -37821,9 +37318,8 @@ static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const
 /* Why the input x of a linear cannot be kept as codes; NULL: it can. */
 static const char *mixpi_coded_hindrance(const mixp_call *c) {
     const mixp_tensor *x = c->in[0];
-    int i;
     if (c->ctx->tape.in_block) return "x is in a block of mixp_recompute";
-    for (i = 1; i < c->n_in; i++)
+    for (int i = 1; i < c->n_in; i++)
         if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is also the weight or the bias";
     if (mixpi_unread_maker(c->ctx, x)) return NULL;
     if (!x->own.from_tape) return "x is not the result of a recorded operator";
@@ -37859,9 +37355,8 @@ static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
 static mixp_recode_args mixpi_coded_args(
     const mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
     mixp_quantise_args plan = *x;
-    mixp_recode_args k;
     mixpi_recipe_plan(&rc->recipe, MIXPI_ROLE_X, 1, &plan);
-    memset(&k, 0, sizeof k);
+    mixp_recode_args k = MIXPI_ZERO;
     k.rows = x->rows;
     k.cols = x->cols;
     k.element = plan.element;
@@ -38098,9 +37593,8 @@ static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     for (; s && r == MIXP_OK; s = s->next) {
         float scales[MIXPI_ROLES];
-        int i;
         r = mixpi_download(ctx, scales, s->scales, sizeof scales);
-        for (i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
+        for (int i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
             if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
         if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
     }
@@ -38590,7 +38084,7 @@ static mixpi_visit mixpi_visit_of(
     const mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
     mixpi_visit v = { op, n_in, in, 0, 0, 0, 1, 0 };
     uint64_t weights;
-    int i, length;
+    int length;
     const char *scope = mixpi_scope_now(ctx, &length);
     v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
 
@@ -38598,7 +38092,7 @@ static mixpi_visit mixpi_visit_of(
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
 
     /* Find what it reads. */
-    for (i = 0; i < n_in; i++) {
+    for (int i = 0; i < n_in; i++) {
         const mixp_tensor *weight = mixpi_site_weight(in[i]);
         v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
         v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)mixpi_seen_as(in[i]));
@@ -38670,8 +38164,7 @@ static int mixpi_visited_site(const mixpi_watch *w, const mixpi_visit *v, uint64
 /* The name of a site's parameter: of the first parameter that has a name. A cast is named after any
  * parameter or view. */
 static const char *mixpi_visit_param(const mixpi_visit *v) {
-    int i;
-    for (i = 0; i < v->n_in; i++) {
+    for (int i = 0; i < v->n_in; i++) {
         const mixp_tensor *t = mixpi_site_weight(v->in[i]);
         if (t && (t->requires_grad || mixpi_is_cast(v->op)) && *t->name) return t->name;
     }
@@ -40824,8 +40317,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
 
 /* Returns the description with all defaults filled in. */
 static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
-    mixp_guard_desc d;
-    memset(&d, 0, sizeof d);
+    mixp_guard_desc d = MIXPI_ZERO;
     if (desc) d = *desc;
     if (!d.every) d.every = 16;
     if (!d.clean) d.clean = 4;
@@ -41845,15 +41337,15 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
 /* Sorts the buckets into the order in which they complete. Only with scattered sums does this order
  * differ from the order in the arena. */
 static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
-    int64_t i, k;
-    for (i = from + 1; i < d->n_buckets; i++) {
+    int64_t k;
+    for (int64_t i = from + 1; i < d->n_buckets; i++) {
         const mixpi_bucket moved = d->buckets[i];
         const int64_t last = d->leaves[moved.end - 1].last;
         for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
             d->buckets[k] = d->buckets[k - 1];
         d->buckets[k] = moved;
     }
-    for (i = from; i < d->n_buckets; i++)
+    for (int64_t i = from; i < d->n_buckets; i++)
         for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
 }
 
@@ -42045,8 +41537,7 @@ static const char *mixpi_start_name(int64_t word) {
  * the first different word. */
 static int mixpi_words_differ(
     const double *table, int size, int64_t words, int64_t from, int64_t to, int64_t *word) {
-    int r;
-    for (r = 1; r < size; r++)
+    for (int r = 1; r < size; r++)
         for (*word = from; *word < to; ++*word) {
             double here = table[*word], there = table[r * words + *word];
             if (here < there || here > there) return r;
@@ -42116,14 +41607,13 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
     uint64_t hash;
     mixp_result r = mixpi_leaf_describe(ctx, t, here, &hash);
-    int i;
 
     /* Each rank sends its text as numbers. */
-    for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
+    for (int i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
     if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
     if (r != MIXP_OK) return r;
 
-    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+    for (int i = 0; i < MIXPI_LEAF_TEXT; i++) {
         here[i] = (char)mixpi_whole_of(table[i]);
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
@@ -42241,11 +41731,11 @@ static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64
     const int64_t n = d->n_leaves - from;
     unsigned char *met = (unsigned char *)mixpi_host_take(ctx, (size_t)n);
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (!met) return mixpi_out_of_memory(ctx, (size_t)n);
-    for (i = 0; i < n; i++) met[i] = d->leaves[from + i].last >= 0;
+    for (int64_t i = 0; i < n; i++) met[i] = d->leaves[from + i].last >= 0;
     if (d->unlike) r = mixpi_bits_join(ctx, met, n);
-    for (i = 0, d->n_leaves = from; i < n; i++) {
+    d->n_leaves = from;
+    for (int64_t i = 0; i < n; i++) {
         if (met[i]) d->leaves[d->n_leaves++] = d->leaves[from + i];
         else d->leaves[from + i].tensor->own.ranks.leaf = 0;
     }
@@ -42489,8 +41979,7 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
  * mixpi_divide_by_parts, in the same pass. */
 static mixp_result mixpi_bucket_look(
     mixp_context *ctx, const mixpi_exchange *d, const mixpi_bucket *b, int divide) {
-    mixp_grad_stats_args k;
-    memset(&k, 0, sizeof k);
+    mixp_grad_stats_args k = MIXPI_ZERO;
     k.rows = d->rows + b->first;
     k.count = b->end - b->first;
     k.scale = divide ? d->parts : NULL;
@@ -42501,8 +41990,7 @@ static mixp_result mixpi_bucket_look(
 
 /* The mark of any gradient of this walk. A gradient that this rank left out is 0 with this mark. */
 static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
-    mixpi_mark none;
-    memset(&none, 0, sizeof none);
+    mixpi_mark none = MIXPI_ZERO;
     for (int64_t i = 0; i < d->n_leaves; i++) {
         const mixp_tensor *t = d->leaves[i].tensor;
         if (t->grad && !d->leaves[i].summed && !d->leaves[i].filled) return t->grad->own.mark;
@@ -42600,14 +42088,13 @@ static mixp_result mixpi_bucket_hold(
     mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b, mixpi_mark mark) {
     const size_t bytes = (size_t)b->count * sizeof(float);
     mixp_result r = mixpi_bucket_part(ctx, d, b);
-    int64_t i;
     if (!b->held) b->held = mixpi_device_alloc(ctx, bytes);
     if (!b->held) return MIXP_ERR_MEMORY;
     mixpi_filled_mark(d, mark);
     if (r == MIXP_OK)
         r = mixpi_add_into(ctx, mixpi_out_to(b->held, MIXP_F32, b->holds),
             mixpi_in(b->wire.data, b->wire.dtype), b->count);
-    for (i = b->first; i < b->end; i++) {
+    for (int64_t i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);
         l->tensor->grad = NULL;
@@ -42838,8 +42325,7 @@ static mixp_result mixpi_slice_copy(
     char *slice = (char *)o->shards->slices + (size_t)rank * length;
     mixp_result r = MIXP_OK;
     size_t at = 0;
-    int64_t i;
-    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         const mixp_tensor *p = o->slot[i].param;
         const size_t size = mixp_dtype_size(p->dtype);
         int64_t element;
@@ -42864,8 +42350,8 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
     size_t most = 0;
     for (int r = 0; r < o->ctx->ranks->size; r++) {
         size_t bytes = 0;
-        int64_t i, first;
-        for (i = 0; i < o->count; i++) {
+        int64_t first;
+        for (int64_t i = 0; i < o->count; i++) {
             const size_t size = mixp_dtype_size(o->slot[i].param->dtype);
             bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
         }
@@ -42921,11 +42407,11 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     const int64_t count = o->slot[i].param->count;
     const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks->bucket_bytes) / 4);
     float *ema = o->slot[i].ema;
-    int64_t first, at;
+    int64_t first;
     const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks->rank, &first) + first;
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema));
     MIXPI_TRY(mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema));
-    for (at = 0; at < count; at += most)
+    for (int64_t at = 0; at < count; at += most)
         MIXPI_TRY(mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks->sum,
             mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at)));
     return MIXP_OK;
@@ -43241,12 +42727,11 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     const mixp_ranks_desc *ranks = o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
-    mixp_agree_args k;
     if (!o->table) o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
 
     /* Collect what this rank knows. */
-    memset(&k, 0, sizeof k);
+    mixp_agree_args k = MIXPI_ZERO;
     k.plan = &o->plan;
     k.looks = d ? d->looks : NULL;
     k.first_leaf = d ? d->first : NULL;
@@ -43556,8 +43041,8 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
     const size_t most = mixpi_round_up((size_t)ctx->ranks->bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
-    size_t at, n;
-    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+    size_t n;
+    for (size_t at = 0; at < bytes && r == MIXP_OK; at += n) {
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
@@ -43641,8 +43126,8 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
     const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks->bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
-    size_t at, n;
-    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+    size_t n;
+    for (size_t at = 0; at < bytes && r == MIXP_OK; at += n) {
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
@@ -43816,12 +43301,10 @@ static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
 MIXPI_SELDOM
 static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
     const size_t bytes = mixpi_states_bytes(what, shared);
-    char *memory, *at;
-    int o;
-    memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
+    char *memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1), *at = memory;
     if (!memory) return NULL;
     if (!shared) memset(memory, 0, bytes);
-    for (o = 0, at = memory; o < what->n_optimizers; o++) {
+    for (int o = 0; o < what->n_optimizers; o++) {
         mixpi_rows_borrow(what->optimizers[o], at, shared);
         for (int64_t i = 0; i < what->optimizers[o]->count && !shared; i++)
             at += mixpi_row_bytes(what->optimizers[o], i);
@@ -43976,10 +43459,9 @@ static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
 
 MIXPI_SELDOM
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
-    mixp_context_desc d;
     mixp_context *ctx = NULL;
     mixpi_block *block = NULL;
-    memset(&d, 0, sizeof d);
+    mixp_context_desc d = MIXPI_ZERO;
     if (desc) d = *desc;
 
     const char *wrong = mixpi_desc_wrong(&d);

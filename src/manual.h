@@ -209,8 +209,8 @@
  * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
  * by 16 bits of each probability).
  *
- * AVX512_BF16 counts a subnormal as 0, and AMX has its own order of sums. Each set is bit-identical on
- * every machine that has it, at any number of threads. docs/bits.md has the order of each sum.
+ * AVX512_BF16 counts a subnormal as 0, and AMX has its own order of sums. Each set is bit-identical
+ * on every machine that has it, at any number of threads. docs/bits.md has the order of each sum.
  *
  * With portable_bits every row of the second column is bit-identical on all machines with SIMD.
  *

@@ -154,8 +154,8 @@ typedef struct mixp_context_desc {
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
  * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf in MXFP8 becomes
  * NaN; bf16 products preserve the Inf. Codes and scales need scratch memory: about 1 byte for each
- * element of both operands. On an H100 narrow_products saved no time (docs/gpu.md): keep it off until
- * you have measured it on your GPU. The CPU ignores narrow_products. */
+ * element of both operands. On an H100 narrow_products saved no time (docs/gpu.md): keep it off
+ * until you have measured it on your GPU. The CPU ignores narrow_products. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
  * 0, the device chooses the flags: GELU_BF16 on capability 9.0, none elsewhere (docs/gpu.md).
