@@ -3,6 +3,7 @@
  * texts of earlier batches, which a buffer queues (MoCo, He et al., 2020).
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include "examples/ops.h"
 enum { PAIR_ROWS = FIT(12), PAIR_IMAGE = FIT(10), PAIR_TEXT = FIT(8), PAIR_WIDTH = FIT(16) };
 enum { PAIR_QUEUE = 2 * PAIR_ROWS };
 
