@@ -234,7 +234,8 @@
  *     a view has another dtype than its memory,    training continues, but weights and losses
  *       such as doubles under MIXP_F32: use          differ from the same program with arrays of
  *       mixp_view_f32, mixp_view_f64 ...             float
- *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0
+ *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0;
+ *                                                  a warning, on the CPU, if both stay 0
  *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
  *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time
  *     your operator reads or writes float          its numbers are wrong in a region of f16 or
@@ -4372,7 +4373,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
  * - max_norm of mixp_clip_grad_norm is 0, or all rates of an optimizer are 0 at its step 20.
- * - A trainable parameter has had no gradient before its optimizer's step 100.
+ * - On the CPU: two weights and their gradients are 0 at their optimizer's step 20. On each
+ *   device: a trainable parameter has had no gradient before its optimizer's step 100.
  * - Each of four training steps in a row has made a scaler or an optimizer.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was ignored.
@@ -5949,8 +5951,8 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
 
-/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
- * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
+/* KEEP. cast: to f32, f16 or bf16, also from f64, u8, i32 and i64, whose values become f32 first;
+ * under a guard a cast to f16 or bf16 can fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
  * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension
  * counts from the end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
@@ -6312,7 +6314,10 @@ MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor
  * characters, ? matches one), that requires a gradient and has no optimizer. Oldest first; like
  * mixp_optimizer_add with grad NULL. A second call therefore adds the rest:
  *
+ *     mixp_param_group no_decay;
  *     mixp_optimizer_add_all(opt, "*.weight");
+ *     mixp_optimizer_group(opt, 0, &no_decay);    // a copy of the first group's settings
+ *     no_decay.weight_decay = 0.0;
  *     mixp_optimizer_add_group(opt, &no_decay);
  *     mixp_optimizer_add_all(opt, "*");
  *
@@ -6486,7 +6491,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
  * max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Does not change the gradients if
  * any is non-finite. With ranks, the first call that reads gradients in your views replaces them by
  * their mean over the ranks; later calls do not, until the step, mixp_zero_grad or mixp_step_begin.
- * max_norm INFINITY measures the norm, for the verdict, and changes no gradient.
+ * max_norm INFINITY measures the norm and changes no gradient. The call returns a code; after the
+ * step the norm before clipping is mixp_scaler_verdict(scaler).grad_norm.
  *
  * MIXP_ERR_ARGUMENT: max_norm is below 0 or NaN. MIXP_ERR_ORDER: no parameter has a
  * gradient, or the loss was scaled and mixp_scaler_unscale was not called. */
@@ -6738,7 +6744,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
  * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
  * than this guard's max_sites, or an optimizer's groups have other parameters (the message shows
- * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
+ * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. The context keeps the error: a program that
+ * then trains from the beginning calls mixp_context_clear_error first. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -23719,9 +23726,10 @@ MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
-    if (!mixpi_is_real(from) && from != MIXP_U8 && from != MIXP_I32)
+    if (!mixpi_is_buffer_dtype(from))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-            "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32", mixp_dtype_name(from));
+            "cast: input 0 is %s; it must be f32, f64, f16, bf16, u8, i32 or i64",
+            mixp_dtype_name(from));
     if (!mixpi_is_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
             "cast: the result must be f32, f16 or bf16, not %s", mixp_dtype_name(to));
@@ -23816,7 +23824,7 @@ static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->sav
 
 /* Says how to convert data of a dtype with which no operator computes. */
 static const char *mixpi_real_cure(mixp_dtype dtype) {
-    if (dtype == MIXP_U8 || dtype == MIXP_I32) return "; convert it with mixp_cast";
+    if (mixpi_is_buffer_dtype(dtype)) return "; convert it with mixp_cast";
     return "; convert the data with mixp_convert before mixp_input";
 }
 
@@ -32345,6 +32353,34 @@ static void mixpi_warn_of_no_rate(const mixp_optimizer *opt) {
         "write 1.0 / 1000, because 1/1000 is 0 in C");
 }
 
+static int mixpi_holds_zeros(const mixp_tensor *t) {
+    int64_t i = 0;
+    while (t->data && i < t->count && fabs((double)mixp_get(mixpi_tensor_in(t), i)) <= 0.0) i++;
+    return i == t->count;
+}
+
+/* Warns, at step 20, of weights that nobody has initialised: where two layers in a row are 0, both
+ * get gradients of 0. Looks at memory of the host only. */
+static void mixpi_warn_of_zeros(const mixp_optimizer *opt) {
+    const mixp_tensor *first = NULL;
+    if (opt->ctx->device->download) return;
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixp_tensor *param = opt->slot[i].param, *grad = opt->slot[i].grad;
+        if (!grad) grad = param->own.grad;
+        if (param->rank < 2 || !grad || !mixpi_holds_zeros(param) || !mixpi_holds_zeros(grad))
+            continue;
+        if (first) {
+            mixpi_warn(opt->ctx,
+                "the weights '%.60s' and '%.60s' are still 0 at step 20 of their optimizer, and so "
+                "are their gradients: initialise weights before the loop, with "
+                "mixp_init_kaiming_uniform or a relative",
+                first->name, param->name);
+            return;
+        }
+        first = param;
+    }
+}
+
 /* Warns, at step 100, of a parameter that no walk has reached. */
 static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
@@ -32363,6 +32399,7 @@ static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     MIXPI_TRY(mixpi_need_begin(opt, who));
     if (opt->stepped == 19) mixpi_warn_of_no_rate(opt);
+    if (opt->stepped == 19) mixpi_warn_of_zeros(opt);
     if (opt->stepped == 99) mixpi_warn_of_unreached(opt);
 
     /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
@@ -32634,9 +32671,9 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
         "a smaller learning rate",
         "the batch contains Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite, or a buffer became so: not a scaling problem. Look for NaN and "
-        "Inf in this step's batch. A guard names the first bad operator of a step that it samples: "
-        "turn it on, and repeat the step with mixp_retry",
+        "the loss is not finite, or a buffer became so: not a scaling problem. An operator "
+        "exceeded the range of its dtype (f16: 65,504), or the batch contains Inf or NaN. A guard "
+        "cures the first and names both: turn it on, and repeat the step with mixp_retry",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
         "problem; leave a score of each row unmasked, or mask with a finite number",
         "none: no value was Inf or NaN. If the step was skipped, the verdict's reason says why"

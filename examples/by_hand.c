@@ -105,7 +105,7 @@ static void load_batch(void) {
 }
 
 int main(void) {
-    float *params, *grads, *m, *v, loss = 0.0f;
+    float *params, *grads, *m, *v, loss = 0.0f, sum = 0.0f;
     for (int i = 0; i < PARAMS; i++) total += size[i];
     params = arrays(param);
     grads = arrays(grad);
@@ -116,11 +116,14 @@ int main(void) {
 
     for (int step = 1; step <= STEPS; step++) {
         load_batch();
-        loss = forward();
+        sum += forward();
         memset(grads, 0, (size_t)total * sizeof *grads);
         backward();
         adamw(params, grads, m, v, step);
-        if (step % 80 == 0) printf("step %3d | loss %.4f\n", step, (double)loss);
+        if (step % 80 > 0) continue;
+        loss = sum / 80.0f;                     /* the mean of 80 batches */
+        sum = 0.0f;
+        printf("step %3d | loss %.4f\n", step, (double)loss);
     }
     free(params);
     free(grads);

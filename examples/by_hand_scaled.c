@@ -95,7 +95,7 @@ static void load_batch(void) {
 }
 
 int main(void) {
-    float *params, *grads, loss = 0.0f;
+    float *params, *grads, loss = 0.0f, sum = 0.0f;
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
@@ -115,13 +115,16 @@ int main(void) {
 
     for (int step = 1; step <= STEPS; step++) {
         load_batch();
-        loss = forward();
+        sum += forward();
         memset(grads, 0, (size_t)total * sizeof *grads);
         backward(mixp_scaler_loss_scale(scaler));
         mixp_scaler_step(scaler, opt);
         mixp_scaler_update(scaler);
         if (mixp_context_error(ctx, &why)) return fprintf(stderr, "%s\n", why), 1;
-        if (step % 80 == 0) printf("step %3d | loss %.4f\n", step, (double)loss);
+        if (step % 80 > 0) continue;
+        loss = sum / 80.0f;                     /* the mean of 80 batches */
+        sum = 0.0f;
+        printf("step %3d | loss %.4f\n", step, (double)loss);
     }
     free(params);
     free(grads);

@@ -118,7 +118,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
  * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
  * than this guard's max_sites, or an optimizer's groups have other parameters (the message shows
- * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
+ * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. The context keeps the error: a program that
+ * then trains from the beginning calls mixp_context_clear_error first. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 

@@ -234,7 +234,8 @@
  *     a view has another dtype than its memory,    training continues, but weights and losses
  *       such as doubles under MIXP_F32: use          differ from the same program with arrays of
  *       mixp_view_f32, mixp_view_f64 ...             float
- *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0
+ *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0;
+ *                                                  a warning, on the CPU, if both stay 0
  *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
  *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time
  *     your operator reads or writes float          its numbers are wrong in a region of f16 or

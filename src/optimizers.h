@@ -174,7 +174,10 @@ MIXPREC_API mixp_result mixp_optimizer_add_rows(mixp_optimizer *opt, mixp_tensor
  * characters, ? matches one), that requires a gradient and has no optimizer. Oldest first; like
  * mixp_optimizer_add with grad NULL. A second call therefore adds the rest:
  *
+ *     mixp_param_group no_decay;
  *     mixp_optimizer_add_all(opt, "*.weight");
+ *     mixp_optimizer_group(opt, 0, &no_decay);    // a copy of the first group's settings
+ *     no_decay.weight_decay = 0.0;
  *     mixp_optimizer_add_group(opt, &no_decay);
  *     mixp_optimizer_add_all(opt, "*");
  *

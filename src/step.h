@@ -60,7 +60,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
  * max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Does not change the gradients if
  * any is non-finite. With ranks, the first call that reads gradients in your views replaces them by
  * their mean over the ranks; later calls do not, until the step, mixp_zero_grad or mixp_step_begin.
- * max_norm INFINITY measures the norm, for the verdict, and changes no gradient.
+ * max_norm INFINITY measures the norm and changes no gradient. The call returns a code; after the
+ * step the norm before clipping is mixp_scaler_verdict(scaler).grad_norm.
  *
  * MIXP_ERR_ARGUMENT: max_norm is below 0 or NaN. MIXP_ERR_ORDER: no parameter has a
  * gradient, or the loss was scaled and mixp_scaler_unscale was not called. */

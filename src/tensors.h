@@ -247,7 +247,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
  * - max_norm of mixp_clip_grad_norm is 0, or all rates of an optimizer are 0 at its step 20.
- * - A trainable parameter has had no gradient before its optimizer's step 100.
+ * - On the CPU: two weights and their gradients are 0 at their optimizer's step 20. On each
+ *   device: a trainable parameter has had no gradient before its optimizer's step 100.
  * - Each of four training steps in a row has made a scaler or an optimizer.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was ignored.

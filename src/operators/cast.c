@@ -1,12 +1,14 @@
 #pragma once
+#include "../tensors/buffers.c"
 #include "../walk/walk.c"
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
-    if (!mixpi_is_real(from) && from != MIXP_U8 && from != MIXP_I32)
+    if (!mixpi_is_buffer_dtype(from))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-            "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32", mixp_dtype_name(from));
+            "cast: input 0 is %s; it must be f32, f64, f16, bf16, u8, i32 or i64",
+            mixp_dtype_name(from));
     if (!mixpi_is_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
             "cast: the result must be f32, f16 or bf16, not %s", mixp_dtype_name(to));

@@ -56,7 +56,7 @@ static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->sav
 
 /* Says how to convert data of a dtype with which no operator computes. */
 static const char *mixpi_real_cure(mixp_dtype dtype) {
-    if (dtype == MIXP_U8 || dtype == MIXP_I32) return "; convert it with mixp_cast";
+    if (mixpi_is_buffer_dtype(dtype)) return "; convert it with mixp_cast";
     return "; convert the data with mixp_convert before mixp_input";
 }
 

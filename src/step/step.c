@@ -105,6 +105,34 @@ static void mixpi_warn_of_no_rate(const mixp_optimizer *opt) {
         "write 1.0 / 1000, because 1/1000 is 0 in C");
 }
 
+static int mixpi_holds_zeros(const mixp_tensor *t) {
+    int64_t i = 0;
+    while (t->data && i < t->count && fabs((double)mixp_get(mixpi_tensor_in(t), i)) <= 0.0) i++;
+    return i == t->count;
+}
+
+/* Warns, at step 20, of weights that nobody has initialised: where two layers in a row are 0, both
+ * get gradients of 0. Looks at memory of the host only. */
+static void mixpi_warn_of_zeros(const mixp_optimizer *opt) {
+    const mixp_tensor *first = NULL;
+    if (opt->ctx->device->download) return;
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixp_tensor *param = opt->slot[i].param, *grad = opt->slot[i].grad;
+        if (!grad) grad = param->own.grad;
+        if (param->rank < 2 || !grad || !mixpi_holds_zeros(param) || !mixpi_holds_zeros(grad))
+            continue;
+        if (first) {
+            mixpi_warn(opt->ctx,
+                "the weights '%.60s' and '%.60s' are still 0 at step 20 of their optimizer, and so "
+                "are their gradients: initialise weights before the loop, with "
+                "mixp_init_kaiming_uniform or a relative",
+                first->name, param->name);
+            return;
+        }
+        first = param;
+    }
+}
+
 /* Warns, at step 100, of a parameter that no walk has reached. */
 static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
@@ -123,6 +151,7 @@ static void mixpi_warn_of_unreached(const mixp_optimizer *opt) {
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     MIXPI_TRY(mixpi_need_begin(opt, who));
     if (opt->stepped == 19) mixpi_warn_of_no_rate(opt);
+    if (opt->stepped == 19) mixpi_warn_of_zeros(opt);
     if (opt->stepped == 99) mixpi_warn_of_unreached(opt);
 
     /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
@@ -394,9 +423,9 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
         "a smaller learning rate",
         "the batch contains Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite, or a buffer became so: not a scaling problem. Look for NaN and "
-        "Inf in this step's batch. A guard names the first bad operator of a step that it samples: "
-        "turn it on, and repeat the step with mixp_retry",
+        "the loss is not finite, or a buffer became so: not a scaling problem. An operator "
+        "exceeded the range of its dtype (f16: 65,504), or the batch contains Inf or NaN. A guard "
+        "cures the first and names both: turn it on, and repeat the step with mixp_retry",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
         "problem; leave a score of each row unmasked, or mask with a finite number",
         "none: no value was Inf or NaN. If the step was skipped, the verdict's reason says why"

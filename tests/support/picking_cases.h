@@ -718,6 +718,8 @@ static void test_casts_of_integers(void) {
     const int64_t shape[2] = { 2, 3 };
     const uint8_t bytes[6] = { 0, 1, 2, 127, 128, 255 };
     const int32_t whole[6] = { 0, -1, 65504, 70000, 16777217, -2147483647 - 1 };
+    const int64_t wide[6] = { 0, -1, 65504, 70000, 16777217, -2147483647LL - 1 };
+    const double real[6] = { 0, -1, 65504, 70000, 16777217, -2147483648.0 };
     const double rounded[3][6] = { { 0, -1, 65504, 70000, 16777216, -2147483648.0 },
         { 0, -1, 65504, INFINITY, INFINITY, -INFINITY }, { 0, -1, 65536, 70144, 16777216, -2147483648.0 } };
     mixp_tensor *x;
@@ -728,13 +730,18 @@ static void test_casts_of_integers(void) {
         case_has(x, case_reals[d], 6);
         const double *got = case_read(x, 6);
         for (int i = 0; i < 6; i++) CHECK_NEAR(got[i], bytes[i], 0.0);
-        got = case_read(mixp_cast(case_c, mixp_input(case_c, MIXP_I32, 2, shape, whole), case_reals[d]), 6);
-        for (int i = 0; i < 6; i++) case_near("cast", got[i], rounded[d][i], 0.0);
+        for (int from = 0; from < 3; from++) {
+            x = from == 0 ? mixp_input_i32(case_c, 2, shape, whole)
+                : from == 1 ? mixp_input_i64(case_c, 2, shape, wide) : mixp_input_f64(case_c, 2, shape, real);
+            x = mixp_cast(case_c, x, case_reals[d]);
+            got = case_read(x, 6);
+            for (int i = 0; i < 6; i++) case_near("cast", got[i], rounded[d][i], 0.0);
+        }
     }
     MIXP_AUTOCAST(case_c, MIXP_F16) case_has(mixp_scale(case_c, x, 2.0f), MIXP_BF16, 6);
     CHECK_INT(mixp_context_error(case_c, NULL), MIXP_OK);
     case_refused(mixp_cast(case_c, x, MIXP_I32), MIXP_ERR_DTYPE, "cast");
-    case_refused(mixp_cast(case_c, mixp_full(case_c, MIXP_F64, 0, NULL, 1.0), MIXP_F32), MIXP_ERR_DTYPE, "cast: input 0 is f64");
+    case_refused(mixp_cast(case_c, mixp_input(case_c, MIXP_F8_E4M3, 2, shape, bytes), MIXP_F32), MIXP_ERR_DTYPE, "cast: input 0 is f8_e4m3");
     mixp_context_free(case_c);
 }
 

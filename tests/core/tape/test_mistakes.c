@@ -764,7 +764,7 @@ static const mistake mistakes[] = {
     MISTAKE(weights_with_a_prefix, SHAPE, "begin with 'model.'"),
     MISTAKE(one_hot_targets, DTYPE, "not one-hot"),
     MISTAKE(image_of_bytes, DTYPE, "mixp_cast"),
-    MISTAKE(batch_in_double, DTYPE, "mixp_convert"),
+    MISTAKE(batch_in_double, DTYPE, "convert it with mixp_cast"),
     MISTAKE(targets_before_logits, DTYPE, "the two are swapped"),
     MISTAKE(ids_before_the_table, DTYPE, "a table) come first"),
     MISTAKE(classes_from_one, ARGUMENT, "the first is 0"),
@@ -971,6 +971,27 @@ LOOPED(weight_overwritten, l.overwritten = 1; l.steps = 100)
 LOOPED(weight_overwritten_without_a_scaler, l.overwritten = l.unscaled = 1; l.steps = 100; l.regions = 0)
 LOOPED(weight_that_is_frozen, l.frozen = 1; l.steps = 100)
 
+/* Two layers, of which none, the first, or both are 0; or data of 0. */
+static void layers_of(model *m, int first, int second, float data) {
+    const int64_t square[2] = { 2, 2 };
+    mixp_tensor *w2 = mixp_param(m->ctx, "out.w", MIXP_F32, 2, square);
+    mixp_fill(m->w, first ? 0.5 : 0.0);
+    mixp_fill(w2, second ? 0.5 : 0.0);
+    mixp_optimizer_add(m->opt, w2, NULL);
+    for (int i = 0; i < 20; i++) {
+        mixp_step_begin(m->ctx);
+        mixp_zero_grad(m->opt);
+        mixp_tensor *x = mixp_scale(m->ctx, input(m), data);
+        x = mixp_linear(m->ctx, mixp_tanh(m->ctx, mixp_linear(m->ctx, x, m->w, NULL)), w2, m->b);
+        mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, mixp_cross_entropy(m->ctx, x, targets(m), MIXP_IGNORE)));
+        step(m);
+    }
+}
+static void layers_of_zeros(model *m) { layers_of(m, 0, 0, 1.0f); }
+static void first_layer_of_zeros(model *m) { layers_of(m, 0, 1, 1.0f); }
+static void second_layer_of_zeros(model *m) { layers_of(m, 1, 0, 1.0f); }
+static void data_of_zeros(model *m) { layers_of(m, 1, 1, 0.0f); }
+
 typedef struct suspicion {
     const char *name;
     void      (*make)(model *m);
@@ -1034,7 +1055,11 @@ static const suspicion suspicions[] = {
     { "clip_that_measures", clip_that_measures, NULL },
     { "weight_overwritten", weight_overwritten, "'fc.w' has had no gradient" },
     { "weight_overwritten_without_a_scaler", weight_overwritten_without_a_scaler, "'fc.w' has had no gradient" },
-    { "weight_that_is_frozen", weight_that_is_frozen, NULL }
+    { "weight_that_is_frozen", weight_that_is_frozen, NULL },
+    { "layers_of_zeros", layers_of_zeros, "are still 0 at step 20" },
+    { "first_layer_of_zeros", first_layer_of_zeros, NULL },
+    { "second_layer_of_zeros", second_layer_of_zeros, NULL },
+    { "data_of_zeros", data_of_zeros, NULL }
 };
 
 /* A warning each, or none; never an error. */
