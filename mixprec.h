@@ -8080,12 +8080,15 @@ typedef struct mixpi_sum {
 static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
                            mixp_out y) {
     int64_t step = 1;
-    memset(m, 0, sizeof *m);
     m->fn = fn;
+    m->sources = 0;
+    m->p = m->q = 0.0f;
     m->each = mixpi_is_single(fn) ? mixpi_singly : NULL;
     m->y = y;
     m->axes.rank = rank;
     m->axes.arrays = 1;
+    m->period = 0;
+    memset(m->periodic, 0, sizeof m->periodic);
     for (int i = rank - 1; i >= 0; i--) {
         m->axes.n[i] = shape[i];
         for (int k = 0; k < 4; k++) m->axes.s[k][i] = step;
@@ -9714,8 +9717,8 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
     const int64_t wide = job->set->wide, blocks = job->down * job->across;
     const int64_t rows = mixpi_ceil_div(g->m, job->grain);
     int64_t z = index, down, across;
-    memset(s, 0, sizeof *s);
     s->job = job;
+    s->m0 = s->n0 = s->p0 = 0;
     s->m1 = g->m;
     s->n1 = g->n;
 
@@ -9762,7 +9765,7 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     /* Small work in one thread; much work in the fewest blocks. */
     job->down = least_m;
     job->across = least_n;
-    if (work < part * (double)threads) threads = 1 + (int64_t)(work / part);
+    if (threads > 1 && work < part * (double)threads) threads = 1 + (int64_t)(work / part);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
     /* Otherwise use the cheapest cut. */
@@ -12954,7 +12957,14 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
         acc[0] = MIXPI_P(floats_sum)(acc, n);
         return;
     }
-    for (int64_t i = 0; i < period; i++) {
+    int64_t i = 0;
+    for (; i + 16 <= period; i += 16) {
+        double t[16] = { 0.0 };
+        for (int64_t k = i; k < n; k += period)
+            for (int lane = 0; lane < 16; lane++) t[lane] += (double)acc[k + lane];
+        for (int lane = 0; lane < 16; lane++) acc[i + lane] = (float)t[lane];
+    }
+    for (; i < period; i++) {
         double t = 0.0;
         for (int64_t k = i; k < n; k += period) t += (double)acc[k];
         acc[i] = (float)t;
@@ -14193,19 +14203,24 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
 
 /* Runs any tile. If cols is not whole vectors, the tile writes to a copy, then to c. */
 MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
-    float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
-    mixpi_tile whole = *t;
     if (t->cols % 16 == 0) {
         MIXPI_P(tile_whole)(t, rows);
         return;
     }
 
+    float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
+    mixpi_tile whole = *t;
     whole.c = copy;
     whole.c_row = MIXPI_NR;
     whole.add = 0;
     MIXPI_P(tile_whole)(&whole, rows);
     for (int64_t i = 0; i < rows; i++, c += t->c_row, from += MIXPI_NR)
-        for (int64_t j = 0; j < t->cols; j++) c[j] = t->add ? from[j] + c[j] : from[j];
+        for (int j = 0; j < t->cols; j += 16) {
+            const int n = (int)mixpi_min(16, t->cols - j);
+            mixpi_v sums = mixpi_vload(from + j);
+            if (t->add) sums = mixpi_vadd(sums, mixpi_vload_n(c + j, n));
+            mixpi_vstore_n(c + j, sums, n);
+        }
 }
 
 /* transpose4 makes four rows from four columns of src, as many rows of src as fill a register. */
@@ -14372,7 +14387,8 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
 }
 
 /* Sets the tile's strides for op(a)[i .. i+rows, p0 .. p0+depth] and returns its first element.
- * f32 rows are read in place, unless lda is a multiple of 1024; everything else is packed. */
+ * f32 rows are read in place, unless lda is a multiple of 1024; so are the columns of an f32 a that
+ * fits in L1. Everything else is packed. */
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
@@ -14380,6 +14396,9 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
     if (g->trans_a) {
         int64_t at = s->a_at + s->p0 * g->lda + i;
         t->a_row = 1;
+        t->a_step = g->lda;
+        if (g->a.dtype == MIXP_F32 && g->k * g->lda <= 1 << 13)
+            return (const float *)g->a.data + at;
         t->a_step = s->job->panels * s->job->tall;
         MIXPI_P(load_across)
         (s->a_pack, t->a_step, mixpi_source_of(g->a, at, g->lda), s->depth, (int)rows,
@@ -15081,7 +15100,7 @@ MIXPI_LINKED MIXPI_SELDOM MIXPI_TARGET int MIXPI_P(amx_answers)(int f16) {
 
 typedef struct mixpi_tiles_job {
     mixpi_gemm_job cut;         /* how g's c is cut into blocks, and k into passes         */
-    mixp_gemm_args g;           /* what the tiles multiply                                 */
+    mixp_gemm_args g;           /* exchanged: what the tiles multiply                      */
     const mixp_gemm_args *of;   /* the product itself                                      */
     int     exchanged;          /* 1: g's op(a) is op(b)', its op(b) is op(a)', its c is c' */
     int     how;                /* MIXPI_TILES_BF16, ...                                   */
@@ -15296,19 +15315,20 @@ MIXPI_V void MIXPI_P(tiles_bias)(mixp_in bias, int64_t column, int64_t n, mixpi_
 }
 
 /* Writes finished sums, in rows of 32: c = alpha * sums + bias (+ c), rounded once to c's dtype
- * `to`. */
+ * `to`. Sums of columns from 16 on exist only if there are such columns: other memory could hold
+ * subnormals, which are slow. */
 MIXPI_V void MIXPI_P(tiles_write_to)(mixp_dtype to, const mixpi_tiles_block *s,
                                      mixpi_tiles_place at, const float *sums) {
     const mixp_gemm_args *g = s->job->of;
     const mixpi_v alpha = mixpi_vset(mixpi_gemm_alpha(g));
     const int64_t size = MIXPI_P(size)(to), row = g->ldc * size;
-    const int accumulate = g->c.accumulate;
+    const int accumulate = g->c.accumulate, wide = at.columns > 16;
     char   *c = (char *)g->c.data + (s->at.c_at + at.row * g->ldc + at.column) * size;
     mixpi_v b0, b1;
     MIXPI_P(tiles_bias)(g->bias, at.column, at.columns, &b0, &b1);
     for (int64_t r = 0; r < at.rows; r++, sums += 32, c += row) {
         mixpi_v x = mixpi_vfma(alpha, mixpi_vload(sums), b0);
-        mixpi_v y = mixpi_vfma(alpha, mixpi_vload(sums + 16), b1);
+        mixpi_v y = wide ? mixpi_vfma(alpha, mixpi_vload(sums + 16), b1) : b1;
         if (accumulate) {
             mixpi_v p, q;
             MIXPI_P(tiles_get)(to, c, &p, &q, at.columns);
@@ -15403,8 +15423,8 @@ MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
     const mixpi_tiles_job *job = (const mixpi_tiles_job *)arg;
     const mixp_gemm_args  *g = job->cut.g;
     mixpi_tiles_block s;
-    memset(&s, 0, sizeof s);
     s.job = job;
+    s.bad = 0;
     mixpi_gemm_block_of(&s.at, &job->cut, index);
     (void)mixpi_tiles_carve(&s, mixpi_slice(&job->cut.slices, worker));
 
@@ -15463,19 +15483,22 @@ static int mixpi_tiles_streams(const mixp_gemm_args *g) {
 MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of, int how,
                                  const mixpi_gemm_shape *set, int64_t threads) {
     mixpi_gemm_job *cut = &job->cut;
-    const mixp_gemm_args *g = &job->g;
+    const mixp_gemm_args *g = of;
     const int     split = how == MIXPI_TILES_SPLIT;
     const int64_t most = split ? MIXPI_TILES_KC_SPLIT : MIXPI_TILES_KC;
     const int64_t passes = mixpi_ceil_div(of->k, most);
     mixpi_tiles_block block;
-    memset(job, 0, sizeof *job);
     job->of = of;
     job->exchanged = mixpi_tiles_exchanges(of);
-    job->g = job->exchanged ? mixpi_tiles_exchanged(of) : *of;
+    if (job->exchanged) {
+        job->g = mixpi_tiles_exchanged(of);
+        g = &job->g;
+    }
     job->how = split && job->exchanged ? MIXPI_TILES_SPLIT_BACK : how;
     job->split = split;
     job->streams = mixpi_tiles_streams(of);
     job->step = split ? 2 * MIXPI_TILES_STEP : MIXPI_TILES_STEP;
+    job->again = 0;
     cut->g = g;
     cut->set = set;
     cut->tall = cut->grain = 32;
@@ -15486,11 +15509,13 @@ MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of,
 
     /* Memory for a tile's product by AVX-512. */
     if (split) {
-        mixp_gemm_args tile = *of;
+        mixp_gemm_args tile;    /* only what a plan reads */
         mixpi_gemm_job one;
         tile.m = mixpi_min(32, of->m);
         tile.n = mixpi_min(32, of->n);
+        tile.k = of->k;
         tile.batch = 1;
+        tile.c = of->c;
         mixpi_gemm_plan(&one, &tile, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
         job->again = one.slices.floats;
     }
@@ -32004,9 +32029,9 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler, const mixpi_s
 
 /* After the update kernel. */
 static mixp_result mixpi_opt_average(mixp_optimizer *o) {
+    if (!o->ema_count) return MIXP_OK;
     mixp_step_plan plan = o->plan;
     mixp_update_args k;
-    if (!o->ema_count) return MIXP_OK;
     o->ema_begun = o->ema_count;
     memset(&k, 0, sizeof k);
     plan.kind = MIXP_OPTIMIZER_EMA;

@@ -698,7 +698,14 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
         acc[0] = MIXPI_P(floats_sum)(acc, n);
         return;
     }
-    for (int64_t i = 0; i < period; i++) {
+    int64_t i = 0;
+    for (; i + 16 <= period; i += 16) {
+        double t[16] = { 0.0 };
+        for (int64_t k = i; k < n; k += period)
+            for (int lane = 0; lane < 16; lane++) t[lane] += (double)acc[k + lane];
+        for (int lane = 0; lane < 16; lane++) acc[i + lane] = (float)t[lane];
+    }
+    for (; i < period; i++) {
         double t = 0.0;
         for (int64_t k = i; k < n; k += period) t += (double)acc[k];
         acc[i] = (float)t;

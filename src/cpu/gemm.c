@@ -353,19 +353,24 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
 
 /* Runs any tile. If cols is not whole vectors, the tile writes to a copy, then to c. */
 MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
-    float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
-    mixpi_tile whole = *t;
     if (t->cols % 16 == 0) {
         MIXPI_P(tile_whole)(t, rows);
         return;
     }
 
+    float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
+    mixpi_tile whole = *t;
     whole.c = copy;
     whole.c_row = MIXPI_NR;
     whole.add = 0;
     MIXPI_P(tile_whole)(&whole, rows);
     for (int64_t i = 0; i < rows; i++, c += t->c_row, from += MIXPI_NR)
-        for (int64_t j = 0; j < t->cols; j++) c[j] = t->add ? from[j] + c[j] : from[j];
+        for (int j = 0; j < t->cols; j += 16) {
+            const int n = (int)mixpi_min(16, t->cols - j);
+            mixpi_v sums = mixpi_vload(from + j);
+            if (t->add) sums = mixpi_vadd(sums, mixpi_vload_n(c + j, n));
+            mixpi_vstore_n(c + j, sums, n);
+        }
 }
 
 /* transpose4 makes four rows from four columns of src, as many rows of src as fill a register. */
@@ -532,7 +537,8 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
 }
 
 /* Sets the tile's strides for op(a)[i .. i+rows, p0 .. p0+depth] and returns its first element.
- * f32 rows are read in place, unless lda is a multiple of 1024; everything else is packed. */
+ * f32 rows are read in place, unless lda is a multiple of 1024; so are the columns of an f32 a that
+ * fits in L1. Everything else is packed. */
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
@@ -540,6 +546,9 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
     if (g->trans_a) {
         int64_t at = s->a_at + s->p0 * g->lda + i;
         t->a_row = 1;
+        t->a_step = g->lda;
+        if (g->a.dtype == MIXP_F32 && g->k * g->lda <= 1 << 13)
+            return (const float *)g->a.data + at;
         t->a_step = s->job->panels * s->job->tall;
         MIXPI_P(load_across)
         (s->a_pack, t->a_step, mixpi_source_of(g->a, at, g->lda), s->depth, (int)rows,

@@ -266,8 +266,8 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
     const int64_t wide = job->set->wide, blocks = job->down * job->across;
     const int64_t rows = mixpi_ceil_div(g->m, job->grain);
     int64_t z = index, down, across;
-    memset(s, 0, sizeof *s);
     s->job = job;
+    s->m0 = s->n0 = s->p0 = 0;
     s->m1 = g->m;
     s->n1 = g->n;
 
@@ -314,7 +314,7 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     /* Small work in one thread; much work in the fewest blocks. */
     job->down = least_m;
     job->across = least_n;
-    if (work < part * (double)threads) threads = 1 + (int64_t)(work / part);
+    if (threads > 1 && work < part * (double)threads) threads = 1 + (int64_t)(work / part);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
     /* Otherwise use the cheapest cut. */

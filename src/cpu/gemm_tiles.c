@@ -32,7 +32,7 @@
 
 typedef struct mixpi_tiles_job {
     mixpi_gemm_job cut;         /* how g's c is cut into blocks, and k into passes         */
-    mixp_gemm_args g;           /* what the tiles multiply                                 */
+    mixp_gemm_args g;           /* exchanged: what the tiles multiply                      */
     const mixp_gemm_args *of;   /* the product itself                                      */
     int     exchanged;          /* 1: g's op(a) is op(b)', its op(b) is op(a)', its c is c' */
     int     how;                /* MIXPI_TILES_BF16, ...                                   */
@@ -247,19 +247,20 @@ MIXPI_V void MIXPI_P(tiles_bias)(mixp_in bias, int64_t column, int64_t n, mixpi_
 }
 
 /* Writes finished sums, in rows of 32: c = alpha * sums + bias (+ c), rounded once to c's dtype
- * `to`. */
+ * `to`. Sums of columns from 16 on exist only if there are such columns: other memory could hold
+ * subnormals, which are slow. */
 MIXPI_V void MIXPI_P(tiles_write_to)(mixp_dtype to, const mixpi_tiles_block *s,
                                      mixpi_tiles_place at, const float *sums) {
     const mixp_gemm_args *g = s->job->of;
     const mixpi_v alpha = mixpi_vset(mixpi_gemm_alpha(g));
     const int64_t size = MIXPI_P(size)(to), row = g->ldc * size;
-    const int accumulate = g->c.accumulate;
+    const int accumulate = g->c.accumulate, wide = at.columns > 16;
     char   *c = (char *)g->c.data + (s->at.c_at + at.row * g->ldc + at.column) * size;
     mixpi_v b0, b1;
     MIXPI_P(tiles_bias)(g->bias, at.column, at.columns, &b0, &b1);
     for (int64_t r = 0; r < at.rows; r++, sums += 32, c += row) {
         mixpi_v x = mixpi_vfma(alpha, mixpi_vload(sums), b0);
-        mixpi_v y = mixpi_vfma(alpha, mixpi_vload(sums + 16), b1);
+        mixpi_v y = wide ? mixpi_vfma(alpha, mixpi_vload(sums + 16), b1) : b1;
         if (accumulate) {
             mixpi_v p, q;
             MIXPI_P(tiles_get)(to, c, &p, &q, at.columns);
@@ -354,8 +355,8 @@ MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
     const mixpi_tiles_job *job = (const mixpi_tiles_job *)arg;
     const mixp_gemm_args  *g = job->cut.g;
     mixpi_tiles_block s;
-    memset(&s, 0, sizeof s);
     s.job = job;
+    s.bad = 0;
     mixpi_gemm_block_of(&s.at, &job->cut, index);
     (void)mixpi_tiles_carve(&s, mixpi_slice(&job->cut.slices, worker));
 
@@ -414,19 +415,22 @@ static int mixpi_tiles_streams(const mixp_gemm_args *g) {
 MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of, int how,
                                  const mixpi_gemm_shape *set, int64_t threads) {
     mixpi_gemm_job *cut = &job->cut;
-    const mixp_gemm_args *g = &job->g;
+    const mixp_gemm_args *g = of;
     const int     split = how == MIXPI_TILES_SPLIT;
     const int64_t most = split ? MIXPI_TILES_KC_SPLIT : MIXPI_TILES_KC;
     const int64_t passes = mixpi_ceil_div(of->k, most);
     mixpi_tiles_block block;
-    memset(job, 0, sizeof *job);
     job->of = of;
     job->exchanged = mixpi_tiles_exchanges(of);
-    job->g = job->exchanged ? mixpi_tiles_exchanged(of) : *of;
+    if (job->exchanged) {
+        job->g = mixpi_tiles_exchanged(of);
+        g = &job->g;
+    }
     job->how = split && job->exchanged ? MIXPI_TILES_SPLIT_BACK : how;
     job->split = split;
     job->streams = mixpi_tiles_streams(of);
     job->step = split ? 2 * MIXPI_TILES_STEP : MIXPI_TILES_STEP;
+    job->again = 0;
     cut->g = g;
     cut->set = set;
     cut->tall = cut->grain = 32;
@@ -437,11 +441,13 @@ MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of,
 
     /* Memory for a tile's product by AVX-512. */
     if (split) {
-        mixp_gemm_args tile = *of;
+        mixp_gemm_args tile;    /* only what a plan reads */
         mixpi_gemm_job one;
         tile.m = mixpi_min(32, of->m);
         tile.n = mixpi_min(32, of->n);
+        tile.k = of->k;
         tile.batch = 1;
+        tile.c = of->c;
         mixpi_gemm_plan(&one, &tile, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
         job->again = one.slices.floats;
     }

@@ -150,12 +150,15 @@ typedef struct mixpi_sum {
 static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
                            mixp_out y) {
     int64_t step = 1;
-    memset(m, 0, sizeof *m);
     m->fn = fn;
+    m->sources = 0;
+    m->p = m->q = 0.0f;
     m->each = mixpi_is_single(fn) ? mixpi_singly : NULL;
     m->y = y;
     m->axes.rank = rank;
     m->axes.arrays = 1;
+    m->period = 0;
+    memset(m->periodic, 0, sizeof m->periodic);
     for (int i = rank - 1; i >= 0; i--) {
         m->axes.n[i] = shape[i];
         for (int k = 0; k < 4; k++) m->axes.s[k][i] = step;

@@ -9,9 +9,9 @@
 
 /* After the update kernel. */
 static mixp_result mixpi_opt_average(mixp_optimizer *o) {
+    if (!o->ema_count) return MIXP_OK;
     mixp_step_plan plan = o->plan;
     mixp_update_args k;
-    if (!o->ema_count) return MIXP_OK;
     o->ema_begun = o->ema_count;
     memset(&k, 0, sizeof k);
     plan.kind = MIXP_OPTIMIZER_EMA;
