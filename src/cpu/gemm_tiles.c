@@ -465,7 +465,9 @@ MIXPI_K mixp_result MIXPI_P(gemm_by_tiles)(const mixp_exec *x, const mixp_gemm_a
     if (!low || g->a.dtype != g->b.dtype || g->k <= 0) return MIXPI_P(gemm)(x, g);
     if (!mixpi_gemm_starts(g, &r)) return r;
     if (how == MIXPI_TILES_SPLIT) set = &MIXPI_P(tiles_shape_split);
-    int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
+
+    /* A tile of one row takes as long as a tile of 16. */
+    int64_t work = (g->m < 16 ? 16 : g->m) * g->n * g->k * g->batch / set->lanes;
     MIXPI_P(tiles_plan)(&job, g, how, set, mixpi_workers(x, work));
     return mixpi_run_sliced(x, g->batch * job.cut.down * job.cut.across, work,
                             MIXPI_P(tiles_task), &job, &job.cut.slices);

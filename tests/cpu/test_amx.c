@@ -464,8 +464,8 @@ static void counted_parallel(void *user, int64_t tasks, mixp_task task, void *ar
 }
 
 /* The tasks of a product of zeros on eight threads; 0 = it stays in the calling thread. */
-static int64_t tasks_of(mixp_isa isa, mixp_dtype dtype, int64_t size, int64_t least_work) {
-    static uint16_t zeros[512 * 128];
+static int64_t tasks_of(mixp_isa isa, mixp_dtype dtype, int64_t m, int64_t n, int64_t k, int64_t least_work) {
+    static uint16_t zeros[512 * 1024];
     static float    c[512 * 512];
     runner    r;
     mixp_exec x = runner_exec(&r, 8);
@@ -473,12 +473,11 @@ static int64_t tasks_of(mixp_isa isa, mixp_dtype dtype, int64_t size, int64_t le
     memset(&g, 0, sizeof g);
     x.parallel = counted_parallel;
     x.least_work = least_work;
-    g.m = g.n = size;
-    g.k = 128;
+    g.m = m;
+    g.n = g.ldc = n;
+    g.k = g.lda = g.ldb = k;
     g.batch = 1;
     g.a = g.b = mixpi_in(zeros, dtype);
-    g.lda = g.ldb = 128;
-    g.ldc = size;
     g.trans_b = 1;
     g.c.data = c;
     g.c.dtype = MIXP_F32;
@@ -489,17 +488,19 @@ static int64_t tasks_of(mixp_isa isa, mixp_dtype dtype, int64_t size, int64_t le
 }
 
 /* Products by tiles take less time than AVX-512's, so they must be larger to be worth threads: about 15 us in all, and
- * 1 us a part. */
+ * 1 us a part. One row takes as long as 16, and large weights are worth threads. */
 static void small_products_stay_in_one_thread(void) {
     if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
-    CHECK(tasks_of(MIXP_ISA_AVX512, MIXP_BF16, 128, 65536) > 1);
-    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 128, 65536), 0);
-    CHECK(tasks_of(MIXP_ISA_AMX, MIXP_F16, 128, 65536) > 1);
-    CHECK_INT(tasks_of(MIXP_ISA_AMX_F16, MIXP_F16, 128, 65536), 0);
-    CHECK(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 256, 65536) > 1);
-    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 48, 0), 0);
-    CHECK(tasks_of(MIXP_ISA_AVX512, MIXP_BF16, 48, 0) > 1);
-    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 512, 0), 8);
+    CHECK(tasks_of(MIXP_ISA_AVX512, MIXP_BF16, 128, 128, 128, 65536) > 1);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 128, 128, 128, 65536), 0);
+    CHECK(tasks_of(MIXP_ISA_AMX, MIXP_F16, 128, 128, 128, 65536) > 1);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX_F16, MIXP_F16, 128, 128, 128, 65536), 0);
+    CHECK(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 256, 256, 128, 65536) > 1);
+    CHECK(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 1, 512, 1024, 65536) > 1);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 1, 256, 1024, 65536), 0);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 48, 48, 128, 0), 0);
+    CHECK(tasks_of(MIXP_ISA_AVX512, MIXP_BF16, 48, 48, 128, 0) > 1);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 512, 512, 128, 0), 8);
 }
 
 /* --- signals, fork, another float mode, a host with tiles of its own --- */
