@@ -207,21 +207,10 @@ typedef struct mixp_site_info {
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
-/* Shares of a look's values that are not 0: mixp_look_flushed, the share that the low dtype
- * flushes to zero; mixp_look_subnormal, the share that is subnormal there. If the values were
- * stored low already (stored_low), the flushed share is estimated from `least`. Both are 0 if
- * look is NULL or has no such values. Pure. */
+/* The share of a look's values that are not 0 and that the low dtype flushes to zero. If the values
+ * were stored low already (stored_low), the share is estimated from `least`. 0 if look is NULL or
+ * has no such values. Pure. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
-MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
-
-/* Counts what a cast of t (f32, f16, bf16) to `low` would do to its elements: how many saturate,
- * are flushed, or become subnormal. low: f16, bf16, f32 or an fp8 dtype. Meant for programs that
- * cast to fp8 themselves, by mixp_convert or their own kernels: no operator of mixprec casts to
- * fp8, and 8-bit moments have scales that no value exceeds. Waits for the device; the first call
- * allocates memory for one row.
- *
- * MIXP_ERR_ARGUMENT: another dtype, out is NULL, or the device lacks the kernel `look`. */
-MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out);
 
 /* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
  *

@@ -11,29 +11,6 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     return ctx->watch = w;
 }
 
-/* Returns what is wrong with a look, or NULL. */
-static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
-    mixp_format f;
-    if (!out) return "out is NULL: pass a mixp_look";
-    if (!mixpi_is_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
-    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is not a mixp_dtype";
-    f = mixp_format_of(low);
-    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
-        return "low must be a floating-point dtype of 8 bits to 32";
-    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
-}
-
-MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
-    MIXPI_TRY(mixpi_check_whole(t, "mixp_look_at"));
-    const char *wrong = mixpi_look_wrong(t, low, out);
-    if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
-    mixpi_watch *w = mixpi_watch_of(t->ctx);
-    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
-    if (!w || !w->row) return MIXP_ERR_MEMORY;
-    return mixpi_look_now(t, low, w->row, out);
-}
-
 /* Makes the list of chunks long enough for n sites. */
 static mixp_result mixpi_chunks_reach(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;

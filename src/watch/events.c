@@ -31,11 +31,6 @@ MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
     return seen > 0.0 ? lost / seen : 0.0;
 }
 
-MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
-    int64_t seen = look ? look->count - look->zeros - look->nonfinite : 0;
-    return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
-}
-
 /* The largest finite number of a 16-bit dtype. */
 static double mixpi_low_largest(mixp_dtype low) {
     return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
@@ -68,9 +63,8 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
     const mixp_look *look, mixp_origin origin) {
     mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    mixpi_happening *e;
     mixpi_events_grow(ctx);
-    e = &w->events[w->n_events++ % w->events_room];
+    mixpi_happening *e = &w->events[w->n_events++ % w->events_room];
     e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
     e->kind = kind;
     e->site = number;

@@ -153,7 +153,6 @@ struct mixpi_watch {
     uint64_t    posted_step, event_step, updated_step;
     size_t      posted_bytes;   /* size of the sample on its way to the host */
     mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
-    mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
     mixpi_site **sites;         /* chunks of the table of sites */
     uint64_t    pass;           /* incremented by each step and each walk back */
     int         reader, input;  /* the site whose input autocast is about to cast, and which input;

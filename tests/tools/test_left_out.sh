@@ -123,7 +123,7 @@ each_alone() {
     else skip 'MIXPREC_SMALL (no clang)'; fi
     check 'MIXPREC_NO_WATCH compiles'                           build MIXPREC_NO_WATCH -DMIXPREC_NO_SIMD
     check '  a step is as ever'                                 "$tmp/MIXPREC_NO_WATCH"
-    for call in 'mixp_guard_start(0, 0)' 'mixp_guard_stop(0)' 'mixp_retry(0, 0)' 'mixp_look_at(0, MIXP_F16, 0)' \
+    for call in 'mixp_guard_start(0, 0)' 'mixp_guard_stop(0)' 'mixp_retry(0, 0)' 'mixp_look_flushed(0, 0)' \
                 'mixp_observe(0, 0, 0)'; do
         check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_WATCH "$call"
     done
