@@ -384,7 +384,6 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     const char *wrong = NULL;
-    mixp_tensor *low;
     if (!mixpi_is_tensor(t)) return NULL;
     if (!mixpi_is_low(dtype)) wrong = "a low copy must be f16 or bf16";
     else if (t->dtype == dtype) return t;
@@ -393,6 +392,6 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     if (wrong)
         mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
             t->own.generation ? "" : t->name, wrong);
-    low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
+    mixp_tensor *low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
     return low;
 }

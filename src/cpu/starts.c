@@ -69,9 +69,8 @@ static mixp_result mixpi_cpu_binary_backward(
     const mixp_exec *x, const mixp_binary_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
-    int sums;
     if (!mixpi_binary_is_valid(k)) return MIXP_ERR_ARGUMENT;
-    sums = mixpi_binary_repeats(k);
+    int sums = mixpi_binary_repeats(k);
     mixpi_binary_slope_map(&s.map, k, sums);
     s.map.p = s.factor = sign;
     return sums ? mixpi_sum_run(x, &s, units) : mixpi_map_run(x, &s.map, units->map);
@@ -273,7 +272,6 @@ static mixp_result mixpi_cpu_embedding_backward(
     const mixp_exec *x, const mixp_embedding_backward_args *k, mixpi_unit row, mixpi_unit weights) {
     mixpi_embedding_back_job job = { k, NULL, NULL, NULL, NULL };
     const int64_t bags = k->bags.count;
-    void *memory;
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dtable) || !mixpi_may_read(k->bags.weights) ||
         !mixpi_may_read(k->table) || !mixpi_may_write(k->dweights))
         return MIXP_ERR_DTYPE;
@@ -281,7 +279,7 @@ static mixp_result mixpi_cpu_embedding_backward(
     if (k->dweights.data && bags)
         mixpi_each_unit(x, bags, mixpi_ceil_div(k->rows, bags) * k->cols, weights, k);
     if (!k->dtable.data) return MIXP_OK;
-    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
+    void *memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_embedding_back_carve(&job, memory);
     mixpi_embedding_back_lists(&job);

@@ -672,11 +672,10 @@ static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *fil
 static void mixpi_checkpoint_meet_kinds(
     mixpi_report *r, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const char *there = mixp_safetensors_metadata(file, mixpi_kinds_key);
-    char *here;
     size_t n;
     int i = 0;
     if (!there) return;
-    here = mixpi_checkpoint_kinds(what, r);
+    char *here = mixpi_checkpoint_kinds(what, r);
     if (!here) return;
     for (n = 0; here[n] && here[n] == there[n]; n++) i += here[n] == ';';
     if (here[n] && there[n])

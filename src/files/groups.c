@@ -42,11 +42,11 @@ static const char *mixpi_member_next(const char *at, mixpi_member *m) {
  * error. */
 static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *r) {
     size_t size = 1;
-    char *text, *to;
+    char *to;
     for (int o = 0; o < what->n_optimizers; o++)
         for (int64_t i = 0; i < what->optimizers[o]->count; i++)
             size += strlen(what->optimizers[o]->slot[i].param->name) + 64;
-    text = to = (char *)mixpi_st_allocate(r, what->ctx, size, 1);
+    char *text = to = (char *)mixpi_st_allocate(r, what->ctx, size, 1);
     if (!text) return NULL;
     *to = '\0';
     for (int o = 0; o < what->n_optimizers; o++) {

@@ -325,9 +325,9 @@ static char *mixpi_json_character(mixpi_json *j, char *out) {
 
 /* Decodes a string in place (it never grows) and terminates it with NUL. NULL if it is invalid. */
 static char *mixpi_json_string(mixpi_json *j, const char *expected) {
-    char *text, *out;
+    char *out;
     if (!mixpi_json_expect(j, '"', expected)) return NULL;
-    text = out = j->p;
+    char *text = out = j->p;
     while (j->p < j->end && *j->p != '"') {
         out = *j->p == '\\' ? mixpi_json_escape(j, out) : mixpi_json_character(j, out);
         if (!out) return NULL;

@@ -43,12 +43,11 @@ static void mixpi_warn_of_weights(
         const mixpi_state_item *item = &s->items[i];
         const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
         const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;
-        int64_t bad, left;
         if (!item->weight || item->absent || item->elsewhere) continue;
         if ((file && !item->from) || !item->e.data) continue;
 
-        bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
-        left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
+        int64_t bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
+        int64_t left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
 
         /* Warns of the first reason that holds. */
         if (left)

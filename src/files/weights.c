@@ -91,12 +91,12 @@ static int mixpi_is_converted(const mixpi_state_item *item) {
 static void *mixpi_weights_convert(mixpi_state *s) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
     uint64_t total = mask;
-    char *memory, *at;
+    char *at;
     for (size_t i = 0; i < s->n_items; i++)
         if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
 
     /* One piece of memory holds all that is converted. */
-    memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
+    char *memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
 
@@ -152,12 +152,11 @@ static void mixpi_weights_tell(
 static void mixpi_weights_read(
     mixpi_state *s, mixp_safetensors *file, mixpi_file *f, const mixp_weights_desc *desc) {
     mixpi_report *r = s->report;
-    void *converted;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     mixpi_weights_match(s, file, desc);
     if (r->result != MIXP_OK || mixpi_st_read_data(file, f) != MIXP_OK) return;
-    converted = mixpi_weights_convert(s);
+    void *converted = mixpi_weights_convert(s);
     if (r->result == MIXP_OK) mixpi_weights_apply(s);
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, file, "mixp_checkpoint_load_weights");
     mixpi_st_free(s->ctx, converted);

@@ -302,7 +302,6 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
 static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
     mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_desc as_projected = *desc;
-    mixp_tensor *y;
     as_projected.layout = MIXP_LAYOUT_BTHD;
     if (!k || (mixpi_is_live(q) && q->rank != 4)) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -312,7 +311,7 @@ static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q
     q = mixp_transpose(ctx, q, 1, 2);
     k = q ? mixp_transpose(ctx, k, 1, 2) : NULL;
     v = k ? mixp_transpose(ctx, v, 1, 2) : NULL;
-    y = v ? mixp_attention_apply(ctx, q, k, v, &as_projected) : NULL;
+    mixp_tensor *y = v ? mixp_attention_apply(ctx, q, k, v, &as_projected) : NULL;
     return y ? mixp_transpose(ctx, y, 1, 2) : NULL;
 }
 

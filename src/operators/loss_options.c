@@ -249,10 +249,9 @@ static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row
     const float bound = mixpi_is_not_0(d->bound) ? d->bound : 1.0f;
     mixp_loss_kind kind = d->log_target ? MIXP_LOSS_KL_LOG : l->kind;
     mixpi_outer o;
-    mixp_call *c;
     if (!d->weight && !d->pos_weight && d->reduction != MIXP_REDUCE_BATCHMEAN)
         return mixpi_apply_loss(ctx, l->id, kind, bound, x, t, d->reduction);
-    c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, 2, x, t, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, 2, x, t, NULL);
     if (!c || mixpi_weights_fit(c, d->weight, "weight") != MIXP_OK) return NULL;
     if (mixpi_weights_fit(c, d->pos_weight, "pos_weight") != MIXP_OK) return NULL;
 

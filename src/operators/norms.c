@@ -178,11 +178,10 @@ static int mixpi_adds_norm(
 /* Records the sum without computing it, and passes its operands to the norm. */
 static mixp_tensor *mixpi_sum_before(
     mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, mixp_norm_args *norm) {
-    mixp_tensor *sum;
     mixp_binary_args k = MIXPI_ZERO;
     k.op = MIXP_BINARY_ADD;
     k.which = MIXPI_SUM_LATER;
-    sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
+    mixp_tensor *sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
     if (!sum) return NULL;
     norm->a = mixpi_tensor_in(a);
     norm->b = mixpi_tensor_in(b);
@@ -220,14 +219,12 @@ static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
 
 static mixp_tensor *mixpi_add_norm(
     mixp_context *ctx, mixp_op_id id, mixp_norm_args k, mixp_tensor *const *in, mixp_tensor **sum) {
-    mixp_tensor *s, *y;
-    int joined;
     if (sum) *sum = NULL;
     if (!ctx) return NULL;
-    joined = mixpi_adds_norm(ctx, in[0], in[1], id);
-    s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
+    int joined = mixpi_adds_norm(ctx, in[0], in[1], id);
+    mixp_tensor *s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
     if (!s) return NULL;
-    y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
+    mixp_tensor *y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
     if (y && joined && s->own.from_tape) mixpi_add_norm_give(ctx, in[1]);
     if (sum && y) *sum = s;
     return y;

@@ -292,9 +292,8 @@ static mixp_tensor *mixpi_topk_indices(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, mixp_topk_args *k) {
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, 1, x, NULL, NULL);
-    int axis;
     if (!c) return NULL;
-    axis = mixpi_axis(dim, x->rank);
+    int axis = mixpi_axis(dim, x->rank);
     if (axis < 0) {
         mixpi_bad_shapes(c, "dim must be a dimension of x");
         return NULL;

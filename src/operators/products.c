@@ -346,11 +346,10 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_linear(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *b) {
-    mixp_tensor *y;
     mixpi_product p = MIXPI_ZERO;
     p.linear = 1;
     p.g.trans_b = 1;
-    y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
+    mixp_tensor *y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
     if (y && y->own.from_tape && mixpi_quantiser_of(ctx))
         ctx->quantiser->recorded(&ctx->tape.newest->call);
     return y;
@@ -429,10 +428,9 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
 /* The gradients of a layer's weight and bias. */
 static mixp_result mixpi_mlp_weights(
     mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight, int bias) {
-    mixp_gemm_args k;
     mixp_result r = MIXP_OK;
     if (mixpi_product_joins(c, weight, bias)) return mixpi_product_join(c, g, dy, weight, bias);
-    k = mixpi_product_db(g, dy);
+    mixp_gemm_args k = mixpi_product_db(g, dy);
     k.c = mixpi_call_dx(c, weight);
     if (k.c.data) r = MIXPI_RUN(c, gemm, &k);
     return r == MIXP_OK && c->in[bias] ? mixpi_product_dbias(c, g, dy, bias) : r;

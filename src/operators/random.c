@@ -23,13 +23,12 @@ static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF0000
 /* A tensor of this step with the numbers of k, whose dtype is k's. */
 static mixp_tensor *mixpi_random(
     mixp_context *ctx, const char *who, mixp_random_args *k, int rank, const int64_t *shape) {
-    mixp_tensor *t;
     if (ctx && !mixpi_is_real(k->y.dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: the dtype is %s; it must be f32, f16 or bf16",
             who, mixp_dtype_name(k->y.dtype));
         return NULL;
     }
-    t = mixpi_tensor_new(ctx, who, k->y.dtype, rank, shape, 0, 1);
+    mixp_tensor *t = mixpi_tensor_new(ctx, who, k->y.dtype, rank, shape, 0, 1);
     if (!t) return NULL;
     k->n = t->count;
     k->seed = ctx->seed;

@@ -436,10 +436,11 @@ static void mixpi_lead(const mixp_call *c, int leads) {
 
 /* Finds the operators that y depends on, and makes their tangents, oldest first. */
 static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
-    mixpi_tape_entry *e, **list;
+    mixpi_tape_entry *e;
     mixp_result r = MIXP_OK;
     int64_t n = 0, i;
-    list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
+    mixpi_tape_entry **list =
+        (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
     if (!list) return NULL;
 
     /* The operators that lead to y, latest first. */

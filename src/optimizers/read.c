@@ -92,7 +92,6 @@ static mixp_result mixpi_do_optimizer_read(const mixp_optimizer *opt, const mixp
     const char *wrong = NULL;
     mixp_result r = MIXP_OK;
     int64_t i = 0, row;
-    int written;
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slot[i].param != param) i++;
     row = i;
@@ -115,8 +114,9 @@ static mixp_result mixpi_do_optimizer_read(const mixp_optimizer *opt, const mixp
     if (r != MIXP_OK) return r;
 
     /* No state is kept, or the program wrote the weight, and the next step copies the weight. */
-    written = opt->slot[i].version != param->version &&
-              (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
+    int written =
+        opt->slot[i].version != param->version &&
+        (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
         r = mixp_read(param, host, MIXP_F32, count);
         if (r != MIXP_OK || mixpi_master_is_void(opt, i)) return r;

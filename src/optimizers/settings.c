@@ -368,18 +368,17 @@ static const char *mixpi_optimizer_desc_wrong(
 
 static mixp_result mixpi_optimizer_desc_check(
     mixp_context *ctx, const mixp_optimizer_desc *d, mixp_spike_rule *spike) {
-    const char *extra, *wrong;
     if ((unsigned)d->kind > MIXP_OPTIMIZER_MUON)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start from the kind's "
             "defaults");
-    extra = mixpi_field_extra(d);
+    const char *extra = mixpi_field_extra(d);
     if (extra)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_optimizer_new: %s has no %s: leave it 0, or start from the defaults of another "
             "kind",
             mixpi_kind_of(d->kind)->name, extra);
-    wrong = mixpi_optimizer_desc_wrong(d, spike);
+    const char *wrong = mixpi_optimizer_desc_wrong(d, spike);
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(
         ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s", mixpi_kind_of(d->kind)->name, wrong);

@@ -194,7 +194,6 @@ static mixp_result mixpi_tables_compare(
     char text[MIXPI_LEAF_TEXT];
     mixp_result r = MIXP_OK;
     int64_t i;
-    int other;
 
     /* Each rank sends a hash of each tensor. */
     for (i = 0; i < n && r == MIXP_OK; i++) {
@@ -206,7 +205,7 @@ static mixp_result mixpi_tables_compare(
     if (r != MIXP_OK) return r;
 
     /* The first that differs is described by both ranks. */
-    other = mixpi_rows_differ(table, k->size, n, &i);
+    int other = mixpi_rows_differ(table, k->size, n, &i);
     if (!other) return MIXP_OK;
     memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
     return mixpi_start_tell(ctx, all[i], what, table, i, other);
@@ -218,10 +217,9 @@ static mixp_result mixpi_tensors_compare(
     const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
     const size_t bytes = (size_t)ctx->ranks->size * words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
-    r = mixpi_tables_compare(ctx, all, n, what, table);
+    mixp_result r = mixpi_tables_compare(ctx, all, n, what, table);
     mixpi_host_free(ctx, table);
     return r;
 }

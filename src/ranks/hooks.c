@@ -42,12 +42,10 @@ static MIXPI_APART mixp_result mixpi_ranks_run(
     mixp_context *ctx, const char *what, mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = ctx->ranks;
     volatile char here = 0;
-    const char *why;
-    int before;
     if (k->size < 2) return MIXP_OK;
     if (!hook) return mixpi_ranks_report(ctx, what, "mixp_ranks_desc lacks this hook");
-    before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
-    why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
+    int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
+    const char *why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
     mixpi_inside_end(ctx, before);
     return mixpi_ranks_report(ctx, what, why);
 }

@@ -40,10 +40,10 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     const mixp_optimizer *opt = item->lent;
     const mixp_param_row *row = &opt->rows[item->row];
     const char *data = (const char *)item->e.data;
-    int64_t first, n;
+    int64_t first;
     if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
     mixp_param_row piece = mixpi_piece_row(opt, item->row);
-    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks->rank, &first);
+    int64_t n = mixpi_piece_of(opt, item->row, opt->ctx->ranks->rank, &first);
     if (item->memory == row->missed)
         return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
     void *to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;

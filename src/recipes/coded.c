@@ -100,12 +100,11 @@ static mixp_result mixpi_coded_save(
  * otherwise q->y is NULL and x is quantised here. The caller frees q->y. */
 static mixp_result mixpi_coded_keep(
     mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x, mixpi_quantised *q) {
-    mixp_recode_args k;
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
 
     /* The codes, and from them the values that forward reads. */
-    k = mixpi_coded_args(c, rc, x);
+    mixp_recode_args k = mixpi_coded_args(c, rc, x);
     if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
     if (r != MIXP_OK) return r;

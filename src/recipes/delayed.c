@@ -190,10 +190,9 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
 static mixp_result mixpi_scaled_join(
     mixp_context *ctx, double *table, float *newest, int64_t words) {
     const int64_t ranks = (int64_t)mixpi_world(ctx);
-    mixp_result r;
     memset(table, 0, (size_t)(ranks * words) * sizeof *table);
     for (int64_t i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
-    r = mixpi_crew_share(ctx, table, words);
+    mixp_result r = mixpi_crew_share(ctx, table, words);
     for (int64_t i = 0; i < words && r == MIXP_OK; i++)
         for (int64_t k = 0; k < ranks; k++)
             if ((float)table[k * words + i] > newest[i]) newest[i] = (float)table[k * words + i];

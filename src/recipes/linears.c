@@ -6,9 +6,8 @@
 /* Uses the best instruction set: all are bit-identical. */
 MIXPREC_API mixp_result mixp_quantise(
     const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
-    mixp_quantise_args own;
     if (!x || !k || !decode) return MIXP_ERR_ARGUMENT;
-    own = *k;
+    mixp_quantise_args own = *k;
     own.decode = decode;
     own.times = NULL;
     const mixpi_float_mode mode = mixpi_float_calm();
@@ -269,9 +268,9 @@ static void mixpi_weight_versions(const mixp_tensor *w, uint64_t versions[2]) {
 static mixpi_weight_copy *mixpi_weight_place(
     mixp_call *c, const mixp_quantise_args *k, int rows, mixp_result *r) {
     mixp_tensor *owner = mixpi_lasting(c->in[1]), *y;
-    mixpi_weight_copy *copy, **place;
+    mixpi_weight_copy *copy;
     if (!owner || c->ctx->device->download) return NULL;
-    place = &owner->own.quantised[rows && k->block_rows != k->block_cols];
+    mixpi_weight_copy **place = &owner->own.quantised[rows && k->block_rows != k->block_cols];
     if (*place) return *place;
     copy = (mixpi_weight_copy *)mixpi_host_alloc(c->ctx, sizeof *copy);
     y = copy ? mixpi_twin(owner, MIXP_BF16) : NULL;
@@ -350,10 +349,9 @@ static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi
 static mixp_result mixpi_recipe_once(
     mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k, mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
-    mixp_result r;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
-    r = mixpi_recipe_scales(c, k, q);
+    mixp_result r = mixpi_recipe_scales(c, k, q);
     if (k->by_lines && r == MIXP_OK) r = mixpi_recipe_lines(c, k, q);
     if (transformed && r == MIXP_OK) r = mixpi_recipe_transform(c, k, transformed);
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
@@ -445,14 +443,12 @@ static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     const mixpi_quantised *one, const mixpi_quantised *other) {
     mixp_gemm_narrow_args k;
-    int64_t before;
-    int first;
     if (one->high || !c->ctx->products.narrow) return MIXPI_RUN(c, gemm, g);
-    first = g->a.data == one->y->data;
+    int first = g->a.data == one->y->data;
     k.gemm = *g;
     k.a = first ? one->how : other->how;
     k.b = first ? other->how : one->how;
-    before = mixp_context_gemm_count(c->ctx).narrow;
+    int64_t before = mixp_context_gemm_count(c->ctx).narrow;
     MIXPI_TRY(MIXPI_RUN(c, gemm_narrow, &k));
     if (mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
     return MIXP_OK;
@@ -474,13 +470,11 @@ static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
     const mixp_in lines = mixpi_tensor_in(x->lines);
     mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     mixp_gemm_args plain = *g;
-    mixp_in from;
-    mixp_out to;
     if (!sums) return MIXP_ERR_MEMORY;
 
     /* The product, without the bias. */
-    from = mixpi_tensor_in(sums);
-    to = mixpi_out_to(sums->data, MIXP_F32, 0);
+    mixp_in from = mixpi_tensor_in(sums);
+    mixp_out to = mixpi_out_to(sums->data, MIXP_F32, 0);
     plain.c = to;
     plain.ldc = g->n;
     memset(&plain.bias, 0, sizeof plain.bias);

@@ -204,12 +204,11 @@ static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi
     mixpi_role role, const mixp_quantise_args *k, float decode) {
     mixpi_lossy *o = &operands[role];
     mixpi_loss all;
-    mixp_result result;
     o->bounds[0] = mixpi_lossy_bound(r->error, mixpi_lossy_error_bound(k->element));
     o->bounds[1] = mixpi_lossy_bound(r->clipped, 0.01);
     if (c->ctx->device->download) return mixpi_lossy_queue(c, role, k);
     if (r->kind == MIXP_RECIPE_FP8_DELAYED && k->given == 1.0f) return MIXP_OK;
-    result = mixpi_loss_of(c->ctx, k, decode, &all);
+    mixp_result result = mixpi_loss_of(c->ctx, k, decode, &all);
     if (!o->seen) memset(&o->blocks, 0, sizeof o->blocks);
     if (result == MIXP_OK) result = mixpi_blocks_look(c->ctx, k, decode, &o->blocks);
     if (result != MIXP_OK) return result;

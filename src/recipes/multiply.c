@@ -55,9 +55,8 @@ static mixp_result mixpi_linear_dx(
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qw = mixpi_recipe_empty(p->recipe, MIXPI_ROLE_DY, MIXPI_ROLE_W), qdy;
     mixp_out to = mixpi_call_dx(c, 0);
-    mixp_result r;
     if (!to.data) return MIXP_OK;
-    r = mixpi_linear_dy(c, p, MIXPI_ROLE_W, both, &qdy);
+    mixp_result r = mixpi_linear_dy(c, p, MIXPI_ROLE_W, both, &qdy);
     w.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, p->recipe, MIXPI_ROLE_W, 1, &w, &qw);
     if (r == MIXP_OK) {
@@ -75,9 +74,8 @@ static mixp_result mixpi_linear_dw(
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(p->recipe, MIXPI_ROLE_DY, MIXPI_ROLE_X), qdy;
     mixp_out to = mixpi_call_dx(c, 1);
-    mixp_result r;
     if (!to.data) return MIXP_OK;
-    r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
+    mixp_result r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
     x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK && p->recipe->coded) r = mixpi_coded_values(c, p->recipe, &x, &qx);
     else if (r == MIXP_OK) r = mixpi_recipe_operand(c, p->recipe, MIXPI_ROLE_X, 1, &x, &qx);

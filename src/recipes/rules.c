@@ -126,7 +126,6 @@ static const mixp_recipe *mixpi_rules_recipe(const mixpi_recipes *s, const char 
  * state of recipes, unless r is none. *code: the error. */
 static const char *mixpi_recipe_refuses(
     mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r, mixp_result *code) {
-    const char *wrong;
     *code = MIXP_ERR_ARGUMENT;
     if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
         return "the recipe's codes need a kind: without one nothing is quantised";
@@ -137,7 +136,7 @@ static const char *mixpi_recipe_refuses(
 
     /* The recipe by itself. */
     const mixpi_float_mode mode = mixpi_float_calm();
-    wrong = mixpi_recipe_fields_wrong(r);
+    const char *wrong = mixpi_recipe_fields_wrong(r);
     mixpi_float_leave(mode);
     if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
     if (wrong) return wrong;

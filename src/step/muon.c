@@ -4,8 +4,7 @@
 
 /* The product c (+)= alpha op(a) op(b) of dense matrices: m by n results, each a sum of k terms. */
 static mixp_gemm_args mixpi_muon_gemm(int64_t m, int64_t n, int64_t k, double alpha) {
-    mixp_gemm_args g;
-    memset(&g, 0, sizeof g);
+    mixp_gemm_args g = MIXPI_ZERO;
     g.m = m;
     g.n = n;
     g.k = k;
@@ -26,8 +25,7 @@ static mixp_result mixpi_muon_begin_sum(
 
 /* to = sum, rounded once. */
 static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const float *sum, int64_t n) {
-    mixp_convert_args k;
-    memset(&k, 0, sizeof k);
+    mixp_convert_args k = MIXPI_ZERO;
     k.n = n;
     k.src = mixpi_in(sum, MIXP_F32);
     k.dst = to;
@@ -98,8 +96,7 @@ static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
 /* One pass of the kernel `update` over parameter i. */
 static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
     const mixp_step_plan *plan, const mixp_step_state *step) {
-    mixp_update_args k;
-    memset(&k, 0, sizeof k);
+    mixp_update_args k = MIXPI_ZERO;
     k.plan = plan;
     k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + pass];
     k.count = 1;
@@ -109,10 +106,8 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
 
 /* Scales x to norm 1: one pass finds the norm, in a separate step state, and another multiplies. */
 static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
-    mixp_grad_stats_args k;
-    mixp_step_plan plan;
-    memset(&k, 0, sizeof k);
-    memset(&plan, 0, sizeof plan);
+    mixp_grad_stats_args k = MIXPI_ZERO;
+    mixp_step_plan plan = MIXPI_ZERO;
     plan.kind = MIXP_OPTIMIZER_MUON_UNIT;
     plan.unscaled = plan.gathered = 1;
     plan.n_groups = 1;
@@ -146,14 +141,13 @@ static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
 
 /* The update kernel; Muon's matrices one after another. counting 1: also counts lost updates. */
 static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
-    mixp_update_args k;
     mixp_result r = MIXP_OK;
     for (int64_t i = 0; o->muon && i < o->count && r == MIXP_OK; i++)
         if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
             r = mixpi_muon_matrix(o, i);
     if (o->muon) return r;
 
-    memset(&k, 0, sizeof k);
+    mixp_update_args k = MIXPI_ZERO;
     k.plan = &o->plan;
     k.rows = o->device_own_rows;
     k.count = o->count;
@@ -163,8 +157,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 }
 
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
-    mixp_clip_args k;
-    memset(&k, 0, sizeof k);
+    mixp_clip_args k = MIXPI_ZERO;
     k.rows = mixpi_rows_to_look_at(o);
     k.count = o->count;
     k.max_norm = max_norm;

@@ -51,10 +51,9 @@ static mixp_result mixpi_buffers_warn(const mixp_optimizer *opt) {
 /* The update of an optimizer without a scaler. */
 static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
-    mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
 
-    memset(&k, 0, sizeof k);
+    mixp_restore_args k = MIXPI_ZERO;
     mixp_result r = MIXPI_CREW(ctx, share_buffers(ctx));
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
@@ -71,11 +70,10 @@ static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt
 /* The update of a scaler, for all optimizers that were stepped since its last one. */
 static mixp_result mixpi_buffers_update(mixp_scaler *scaler) {
     mixp_context *ctx = scaler->ctx;
-    mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
 
     /* Shared buffers travel first, so the restore also undoes the exchange on every rank. */
-    memset(&k, 0, sizeof k);
+    mixp_restore_args k = MIXPI_ZERO;
     mixp_result r = MIXPI_CREW(ctx, share_buffers(ctx));
 
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &scaler->state->skipped);

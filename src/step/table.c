@@ -211,8 +211,7 @@ static const mixp_param_row *mixpi_rows_to_look_at(const mixp_optimizer *o) {
 
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
     const mixp_step_plan *plan, mixp_scaler_state *s) {
-    mixp_grad_stats_args k;
-    memset(&k, 0, sizeof k);
+    mixp_grad_stats_args k = MIXPI_ZERO;
     k.rows = mixpi_rows_to_look_at(o);
     k.count = o->count;
     k.scale = scale;
@@ -224,8 +223,7 @@ static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int uns
 }
 
 static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
-    mixp_prepare_args k;
-    memset(&k, 0, sizeof k);
+    mixp_prepare_args k = MIXPI_ZERO;
     k.plan = &o->plan;
     k.step = o->state;
     k.scaler = s;

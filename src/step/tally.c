@@ -126,9 +126,8 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
 static void mixpi_underflow_join(
     mixp_underflow *out, const mixpi_grad_tally *t, const mixp_param_row *row) {
     const int stored_low = row->active && mixpi_is_low(row->grad_dtype);
-    int i;
     mixpi_look_add(&out->look, &t->look);
-    for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
+    for (int i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
     out->flushed += stored_low ? 0.5 * (double)t->look.least : (double)t->look.flushed;
     out->subnormal += (double)t->look.subnormal;
 }

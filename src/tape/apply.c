@@ -119,7 +119,6 @@ static mixp_result mixpi_check_input(
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     mixp_tensor *const *in, int required, const void *attrs) {
     mixp_result r = MIXP_OK;
-    int i;
     if (!op || !op->name || !op->infer || !op->forward)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_apply: the operator, its name, infer or forward are missing");
@@ -141,7 +140,8 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
             "allowed",
             op->name, n_in, required, MIXP_MAX_INPUTS);
 
-    for (i = 0; i < n_in && r == MIXP_OK; i++) r = mixpi_check_input(ctx, op, i, required, in[i]);
+    for (int i = 0; i < n_in && r == MIXP_OK; i++)
+        r = mixpi_check_input(ctx, op, i, required, in[i]);
     return r;
 }
 

@@ -139,7 +139,6 @@ static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *n
 
 MIXPREC_API mixp_tensor *mixp_param(
     mixp_context *ctx, const char *name, mixp_dtype dtype, int rank, const int64_t *shape) {
-    mixp_tensor *t;
     if (!mixpi_is_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
             "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s", name ? name : "",
@@ -149,7 +148,7 @@ MIXPREC_API mixp_tensor *mixp_param(
     if (!ctx || mixpi_name_is_taken(ctx, "mixp_param", name)) return NULL;
     if (mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
     if (mixpi_params_grow(ctx, &ctx->params) != MIXP_OK) return NULL;
-    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
+    mixp_tensor *t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (!t) return NULL;
     t->requires_grad = t->own.is_param = 1;
     mixpi_params_add(&ctx->params, t);

@@ -182,13 +182,12 @@ MIXPREC_API mixp_tensor *mixp_activation(
 
 MIXPREC_API mixp_tensor *mixp_input(
     mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, const void *host_data) {
-    mixp_tensor *t;
     if (!host_data) {
         mixp_context_fail(
             ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
         return NULL;
     }
-    t = mixp_activation(ctx, dtype, rank, shape);
+    mixp_tensor *t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
@@ -298,9 +297,8 @@ MIXPREC_API mixp_result mixp_read(
     const mixp_tensor *t, void *host, mixp_dtype dtype, int64_t count) {
     MIXPI_TRY(mixpi_transfer_check(t, host, dtype, count, "mixp_read"));
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
-    void *stage;
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
-    stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
+    void *stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
     mixp_result r =
         mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);

@@ -27,12 +27,10 @@ MIXPI_SELDOM
 static mixp_result mixpi_do_observe(
     mixp_context *ctx, const mixp_observer *observer, mixp_observer *before) {
     static const mixp_observer none = { NULL, NULL, 0 };
-    mixpi_watch *w;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (before) *before = ctx->watch ? ctx->watch->observer : none;
-    r = mixpi_observe_ready(ctx, observer);
-    w = ctx->watch;
+    mixp_result r = mixpi_observe_ready(ctx, observer);
+    mixpi_watch *w = ctx->watch;
     if (r != MIXP_OK || !w) return r;
     if (w->observer.trial) mixpi_trial_forget(ctx);
     w->observer = observer ? *observer : none;

@@ -41,13 +41,12 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
 static mixpi_happening *mixpi_site_fall(
     mixp_context *ctx, int number, mixp_event_kind kind, const mixp_look *look, int of_grad) {
     mixpi_watch *w = ctx->watch;
-    mixpi_happening *e;
     mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
     mixpi_site_raise(ctx, mixpi_site_at(ctx, number));
     w->acted = 1;
     w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
     ctx->capture.sites_moved++;
-    e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+    mixpi_happening *e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
     e->of_grad = of_grad;
     e->also = mixpi_siblings_fall(ctx, number);
     return e;

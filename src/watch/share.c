@@ -168,10 +168,9 @@ static mixpi_all_heads mixpi_heads_read(const double *table, int size) {
 static mixp_result mixpi_share_heads(
     mixp_context *ctx, mixp_origin origin, int at, mixpi_all_heads *h) {
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
-    mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
     mixpi_head_fill(ctx->watch, origin, at, table + mixpi_place(ctx) * MIXPI_HEAD_WORDS);
-    r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
+    mixp_result r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
     if (r == MIXP_OK) *h = mixpi_heads_read(table, (int)mixpi_world(ctx));
     mixpi_host_free(ctx, table);
     return r;

@@ -75,12 +75,11 @@ static void mixpi_visit_read(const mixp_context *ctx, mixpi_visit *v) {
 static mixpi_visit mixpi_visit_of(
     const mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
     mixpi_visit v = { op, n_in, in, 0, 0, 0, 1, 0 };
-    uint64_t weights;
     int length;
     const char *scope = mixpi_scope_now(ctx, &length);
     v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
 
-    weights = v.hash;
+    uint64_t weights = v.hash;
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
 
     /* Find what it reads. */
