@@ -7053,21 +7053,10 @@ typedef struct mixp_site_info {
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
-/* Shares of a look's values that are not 0: mixp_look_flushed, the share that the low dtype
- * flushes to zero; mixp_look_subnormal, the share that is subnormal there. If the values were
- * stored low already (stored_low), the flushed share is estimated from `least`. Both are 0 if
- * look is NULL or has no such values. Pure. */
+/* The share of a look's values that are not 0 and that the low dtype flushes to zero. If the values
+ * were stored low already (stored_low), the share is estimated from `least`. 0 if look is NULL or
+ * has no such values. Pure. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
-MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
-
-/* Counts what a cast of t (f32, f16, bf16) to `low` would do to its elements: how many saturate,
- * are flushed, or become subnormal. low: f16, bf16, f32 or an fp8 dtype. Meant for programs that
- * cast to fp8 themselves, by mixp_convert or their own kernels: no operator of mixprec casts to
- * fp8, and 8-bit moments have scales that no value exceeds. Waits for the device; the first call
- * allocates memory for one row.
- *
- * MIXP_ERR_ARGUMENT: another dtype, out is NULL, or the device lacks the kernel `look`. */
-MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out);
 
 /* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
  *
@@ -7395,8 +7384,8 @@ extern "C" {
 /* gcc leaves out passes that take a quarter of the time to compile and make no step faster: around
  * the host's rooms (HOST), where it still optimises for speed, and around rooms that take little of
  * a step and the plain C kernels where a processor has vectors (SELDOM), where it optimises for
- * size. Products and kernels of vectors keep every pass. Before version 12, the pragma drops other
- * flags of the program. */
+ * size, as clang does. Products and kernels of vectors keep every pass. Before version 12, gcc's
+ * pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
 #  define MIXPI_FEWER_PASSES \
        _Pragma("GCC optimize(\"no-tree-dominator-opts\", \"no-tree-pta\", \"no-tree-vrp\")") \
@@ -7417,22 +7406,17 @@ extern "C" {
        MIXPI_FEWER_PASSES
 #  define MIXPI_HOST_END     _Pragma("GCC pop_options")
 #  define MIXPI_SELDOM_END   _Pragma("GCC pop_options")
+#elif defined(__clang__) && __clang_major__ >= 7 && defined(__OPTIMIZE__)
+#  define MIXPI_HOST_BEGIN
+#  define MIXPI_HOST_END
+#  define MIXPI_SELDOM_BEGIN \
+       _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")
+#  define MIXPI_SELDOM_END   _Pragma("clang attribute pop")
 #else
 #  define MIXPI_HOST_BEGIN
 #  define MIXPI_HOST_END
 #  define MIXPI_SELDOM_BEGIN
 #  define MIXPI_SELDOM_END
-#endif
-
-/* The same around rooms of which a plain step runs nothing: files, guests, checks. Clang also
- * optimises these for size. */
-#if defined(__clang__) && __clang_major__ >= 7 && defined(__OPTIMIZE__)
-#  define MIXPI_COLD_BEGIN \
-       _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")
-#  define MIXPI_COLD_END   _Pragma("clang attribute pop")
-#else
-#  define MIXPI_COLD_BEGIN MIXPI_SELDOM_BEGIN
-#  define MIXPI_COLD_END   MIXPI_SELDOM_END
 #endif
 
 /* Around everything but conversions and products. With MIXPREC_SMALL clang optimises the code
@@ -9036,9 +9020,8 @@ static mixp_result mixpi_cpu_binary_backward(
     const mixp_exec *x, const mixp_binary_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
-    int sums;
     if (!mixpi_binary_is_valid(k)) return MIXP_ERR_ARGUMENT;
-    sums = mixpi_binary_repeats(k);
+    int sums = mixpi_binary_repeats(k);
     mixpi_binary_slope_map(&s.map, k, sums);
     s.map.p = s.factor = sign;
     return sums ? mixpi_sum_run(x, &s, units) : mixpi_map_run(x, &s.map, units->map);
@@ -9240,7 +9223,6 @@ static mixp_result mixpi_cpu_embedding_backward(
     const mixp_exec *x, const mixp_embedding_backward_args *k, mixpi_unit row, mixpi_unit weights) {
     mixpi_embedding_back_job job = { k, NULL, NULL, NULL, NULL };
     const int64_t bags = k->bags.count;
-    void *memory;
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dtable) || !mixpi_may_read(k->bags.weights) ||
         !mixpi_may_read(k->table) || !mixpi_may_write(k->dweights))
         return MIXP_ERR_DTYPE;
@@ -9248,7 +9230,7 @@ static mixp_result mixpi_cpu_embedding_backward(
     if (k->dweights.data && bags)
         mixpi_each_unit(x, bags, mixpi_ceil_div(k->rows, bags) * k->cols, weights, k);
     if (!k->dtable.data) return MIXP_OK;
-    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
+    void *memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_embedding_back_carve(&job, memory);
     mixpi_embedding_back_lists(&job);
@@ -19003,7 +18985,7 @@ MIXPREC_API mixp_result mixp_convert(
     return mixp_convert_rounded(dst, to, src, from, n, NULL);
 }
 #ifndef MIXPREC_ONLY_FORMATS
-MIXPI_COLD_BEGIN
+MIXPI_SELDOM_BEGIN
 /* --- the environment -------------------------------------------------------------------- */
 
 /* Values at the limits of the formats, with their codes: ones, zeros, the largest numbers, ties,
@@ -19252,7 +19234,7 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     mixpi_float_leave(mode);
     return r;
 }
-MIXPI_COLD_END
+MIXPI_SELDOM_END
 /* ==== 5. TENSORS (implementation) ===================================================== */
 
 /* One block of memory from the allocator. Pieces form a list that the context frees. */
@@ -21493,13 +21475,12 @@ MIXPREC_API mixp_tensor *mixp_activation(
 
 MIXPREC_API mixp_tensor *mixp_input(
     mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, const void *host_data) {
-    mixp_tensor *t;
     if (!host_data) {
         mixp_context_fail(
             ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
         return NULL;
     }
-    t = mixp_activation(ctx, dtype, rank, shape);
+    mixp_tensor *t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
@@ -21609,9 +21590,8 @@ MIXPREC_API mixp_result mixp_read(
     const mixp_tensor *t, void *host, mixp_dtype dtype, int64_t count) {
     MIXPI_TRY(mixpi_transfer_check(t, host, dtype, count, "mixp_read"));
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
-    void *stage;
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
-    stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
+    void *stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
     mixp_result r =
         mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
@@ -21938,7 +21918,6 @@ static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *n
 
 MIXPREC_API mixp_tensor *mixp_param(
     mixp_context *ctx, const char *name, mixp_dtype dtype, int rank, const int64_t *shape) {
-    mixp_tensor *t;
     if (!mixpi_is_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
             "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s", name ? name : "",
@@ -21948,7 +21927,7 @@ MIXPREC_API mixp_tensor *mixp_param(
     if (!ctx || mixpi_name_is_taken(ctx, "mixp_param", name)) return NULL;
     if (mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
     if (mixpi_params_grow(ctx, &ctx->params) != MIXP_OK) return NULL;
-    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
+    mixp_tensor *t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (!t) return NULL;
     t->requires_grad = t->own.is_param = 1;
     mixpi_params_add(&ctx->params, t);
@@ -22494,7 +22473,6 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     const char *wrong = NULL;
-    mixp_tensor *low;
     if (!mixpi_is_tensor(t)) return NULL;
     if (!mixpi_is_low(dtype)) wrong = "a low copy must be f16 or bf16";
     else if (t->dtype == dtype) return t;
@@ -22503,7 +22481,7 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     if (wrong)
         mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
             t->own.generation ? "" : t->name, wrong);
-    low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
+    mixp_tensor *low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
     return low;
 }
 /* ==== 7. TAPE (implementation) ======================================================== */
@@ -22623,7 +22601,6 @@ static mixp_result mixpi_check_input(
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     mixp_tensor *const *in, int required, const void *attrs) {
     mixp_result r = MIXP_OK;
-    int i;
     if (!op || !op->name || !op->infer || !op->forward)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_apply: the operator, its name, infer or forward are missing");
@@ -22645,7 +22622,8 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
             "allowed",
             op->name, n_in, required, MIXP_MAX_INPUTS);
 
-    for (i = 0; i < n_in && r == MIXP_OK; i++) r = mixpi_check_input(ctx, op, i, required, in[i]);
+    for (int i = 0; i < n_in && r == MIXP_OK; i++)
+        r = mixpi_check_input(ctx, op, i, required, in[i]);
     return r;
 }
 
@@ -24463,11 +24441,10 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_linear(
     mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *b) {
-    mixp_tensor *y;
     mixpi_product p = MIXPI_ZERO;
     p.linear = 1;
     p.g.trans_b = 1;
-    y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
+    mixp_tensor *y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
     if (y && y->own.from_tape && mixpi_quantiser_of(ctx))
         ctx->quantiser->recorded(&ctx->tape.newest->call);
     return y;
@@ -24546,10 +24523,9 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
 /* The gradients of a layer's weight and bias. */
 static mixp_result mixpi_mlp_weights(
     mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight, int bias) {
-    mixp_gemm_args k;
     mixp_result r = MIXP_OK;
     if (mixpi_product_joins(c, weight, bias)) return mixpi_product_join(c, g, dy, weight, bias);
-    k = mixpi_product_db(g, dy);
+    mixp_gemm_args k = mixpi_product_db(g, dy);
     k.c = mixpi_call_dx(c, weight);
     if (k.c.data) r = MIXPI_RUN(c, gemm, &k);
     return r == MIXP_OK && c->in[bias] ? mixpi_product_dbias(c, g, dy, bias) : r;
@@ -24942,7 +24918,6 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
 static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
     mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_desc as_projected = *desc;
-    mixp_tensor *y;
     as_projected.layout = MIXP_LAYOUT_BTHD;
     if (!k || (mixpi_is_live(q) && q->rank != 4)) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -24952,7 +24927,7 @@ static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q
     q = mixp_transpose(ctx, q, 1, 2);
     k = q ? mixp_transpose(ctx, k, 1, 2) : NULL;
     v = k ? mixp_transpose(ctx, v, 1, 2) : NULL;
-    y = v ? mixp_attention_apply(ctx, q, k, v, &as_projected) : NULL;
+    mixp_tensor *y = v ? mixp_attention_apply(ctx, q, k, v, &as_projected) : NULL;
     return y ? mixp_transpose(ctx, y, 1, 2) : NULL;
 }
 
@@ -25660,11 +25635,10 @@ static int mixpi_adds_norm(
 /* Records the sum without computing it, and passes its operands to the norm. */
 static mixp_tensor *mixpi_sum_before(
     mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, mixp_norm_args *norm) {
-    mixp_tensor *sum;
     mixp_binary_args k = MIXPI_ZERO;
     k.op = MIXP_BINARY_ADD;
     k.which = MIXPI_SUM_LATER;
-    sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
+    mixp_tensor *sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
     if (!sum) return NULL;
     norm->a = mixpi_tensor_in(a);
     norm->b = mixpi_tensor_in(b);
@@ -25702,14 +25676,12 @@ static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
 
 static mixp_tensor *mixpi_add_norm(
     mixp_context *ctx, mixp_op_id id, mixp_norm_args k, mixp_tensor *const *in, mixp_tensor **sum) {
-    mixp_tensor *s, *y;
-    int joined;
     if (sum) *sum = NULL;
     if (!ctx) return NULL;
-    joined = mixpi_adds_norm(ctx, in[0], in[1], id);
-    s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
+    int joined = mixpi_adds_norm(ctx, in[0], in[1], id);
+    mixp_tensor *s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
     if (!s) return NULL;
-    y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
+    mixp_tensor *y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
     if (y && joined && s->own.from_tape) mixpi_add_norm_give(ctx, in[1]);
     if (sum && y) *sum = s;
     return y;
@@ -27273,13 +27245,12 @@ static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF0000
 /* A tensor of this step with the numbers of k, whose dtype is k's. */
 static mixp_tensor *mixpi_random(
     mixp_context *ctx, const char *who, mixp_random_args *k, int rank, const int64_t *shape) {
-    mixp_tensor *t;
     if (ctx && !mixpi_is_real(k->y.dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: the dtype is %s; it must be f32, f16 or bf16",
             who, mixp_dtype_name(k->y.dtype));
         return NULL;
     }
-    t = mixpi_tensor_new(ctx, who, k->y.dtype, rank, shape, 0, 1);
+    mixp_tensor *t = mixpi_tensor_new(ctx, who, k->y.dtype, rank, shape, 0, 1);
     if (!t) return NULL;
     k->n = t->count;
     k->seed = ctx->seed;
@@ -27805,9 +27776,8 @@ static mixp_tensor *mixpi_topk_indices(
     mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, mixp_topk_args *k) {
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, 1, x, NULL, NULL);
-    int axis;
     if (!c) return NULL;
-    axis = mixpi_axis(dim, x->rank);
+    int axis = mixpi_axis(dim, x->rank);
     if (axis < 0) {
         mixpi_bad_shapes(c, "dim must be a dimension of x");
         return NULL;
@@ -28456,10 +28426,9 @@ static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row
     const float bound = mixpi_is_not_0(d->bound) ? d->bound : 1.0f;
     mixp_loss_kind kind = d->log_target ? MIXP_LOSS_KL_LOG : l->kind;
     mixpi_outer o;
-    mixp_call *c;
     if (!d->weight && !d->pos_weight && d->reduction != MIXP_REDUCE_BATCHMEAN)
         return mixpi_apply_loss(ctx, l->id, kind, bound, x, t, d->reduction);
-    c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, 2, x, t, NULL);
+    mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, 2, x, t, NULL);
     if (!c || mixpi_weights_fit(c, d->weight, "weight") != MIXP_OK) return NULL;
     if (mixpi_weights_fit(c, d->pos_weight, "pos_weight") != MIXP_OK) return NULL;
 
@@ -28652,7 +28621,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
 #undef MIXPI_COMPARE_ROW
 #undef MIXPI_LOSS_ROW
 
-MIXPI_COLD_BEGIN
+MIXPI_SELDOM_BEGIN
 /* --- derivatives along a direction ------------------------------------------------------- *
  *
  * mixp_jvp follows the tape from x to y, oldest operator first. own.tangent of a tensor on the way
@@ -29086,10 +29055,11 @@ static void mixpi_lead(const mixp_call *c, int leads) {
 
 /* Finds the operators that y depends on, and makes their tangents, oldest first. */
 static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
-    mixpi_tape_entry *e, **list;
+    mixpi_tape_entry *e;
     mixp_result r = MIXP_OK;
     int64_t n = 0, i;
-    list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
+    mixpi_tape_entry **list =
+        (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
     if (!list) return NULL;
 
     /* The operators that lead to y, latest first. */
@@ -29152,7 +29122,7 @@ MIXPREC_API mixp_tensor *mixp_jvp(
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
     return tangent ? mixpi_jvp(ctx, y, x, tangent) : NULL;
 }
-MIXPI_COLD_END
+MIXPI_SELDOM_END
 /* ==== 9. SCALER (implementation) ====================================================== */
 
 struct mixp_scaler {
@@ -30193,18 +30163,17 @@ static const char *mixpi_optimizer_desc_wrong(
 
 static mixp_result mixpi_optimizer_desc_check(
     mixp_context *ctx, const mixp_optimizer_desc *d, mixp_spike_rule *spike) {
-    const char *extra, *wrong;
     if ((unsigned)d->kind > MIXP_OPTIMIZER_MUON)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start from the kind's "
             "defaults");
-    extra = mixpi_field_extra(d);
+    const char *extra = mixpi_field_extra(d);
     if (extra)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_optimizer_new: %s has no %s: leave it 0, or start from the defaults of another "
             "kind",
             mixpi_kind_of(d->kind)->name, extra);
-    wrong = mixpi_optimizer_desc_wrong(d, spike);
+    const char *wrong = mixpi_optimizer_desc_wrong(d, spike);
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(
         ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s", mixpi_kind_of(d->kind)->name, wrong);
@@ -30896,7 +30865,6 @@ static mixp_result mixpi_do_optimizer_read(const mixp_optimizer *opt, const mixp
     const char *wrong = NULL;
     mixp_result r = MIXP_OK;
     int64_t i = 0, row;
-    int written;
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slot[i].param != param) i++;
     row = i;
@@ -30919,8 +30887,9 @@ static mixp_result mixpi_do_optimizer_read(const mixp_optimizer *opt, const mixp
     if (r != MIXP_OK) return r;
 
     /* No state is kept, or the program wrote the weight, and the next step copies the weight. */
-    written = opt->slot[i].version != param->version &&
-              (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
+    int written =
+        opt->slot[i].version != param->version &&
+        (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
         r = mixp_read(param, host, MIXP_F32, count);
         if (r != MIXP_OK || mixpi_master_is_void(opt, i)) return r;
@@ -31542,8 +31511,7 @@ static const mixp_param_row *mixpi_rows_to_look_at(const mixp_optimizer *o) {
 
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
     const mixp_step_plan *plan, mixp_scaler_state *s) {
-    mixp_grad_stats_args k;
-    memset(&k, 0, sizeof k);
+    mixp_grad_stats_args k = MIXPI_ZERO;
     k.rows = mixpi_rows_to_look_at(o);
     k.count = o->count;
     k.scale = scale;
@@ -31555,8 +31523,7 @@ static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int uns
 }
 
 static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
-    mixp_prepare_args k;
-    memset(&k, 0, sizeof k);
+    mixp_prepare_args k = MIXPI_ZERO;
     k.plan = &o->plan;
     k.step = o->state;
     k.scaler = s;
@@ -31566,8 +31533,7 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
 
 /* The product c (+)= alpha op(a) op(b) of dense matrices: m by n results, each a sum of k terms. */
 static mixp_gemm_args mixpi_muon_gemm(int64_t m, int64_t n, int64_t k, double alpha) {
-    mixp_gemm_args g;
-    memset(&g, 0, sizeof g);
+    mixp_gemm_args g = MIXPI_ZERO;
     g.m = m;
     g.n = n;
     g.k = k;
@@ -31588,8 +31554,7 @@ static mixp_result mixpi_muon_begin_sum(
 
 /* to = sum, rounded once. */
 static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const float *sum, int64_t n) {
-    mixp_convert_args k;
-    memset(&k, 0, sizeof k);
+    mixp_convert_args k = MIXPI_ZERO;
     k.n = n;
     k.src = mixpi_in(sum, MIXP_F32);
     k.dst = to;
@@ -31660,8 +31625,7 @@ static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
 /* One pass of the kernel `update` over parameter i. */
 static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
     const mixp_step_plan *plan, const mixp_step_state *step) {
-    mixp_update_args k;
-    memset(&k, 0, sizeof k);
+    mixp_update_args k = MIXPI_ZERO;
     k.plan = plan;
     k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + pass];
     k.count = 1;
@@ -31671,10 +31635,8 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
 
 /* Scales x to norm 1: one pass finds the norm, in a separate step state, and another multiplies. */
 static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
-    mixp_grad_stats_args k;
-    mixp_step_plan plan;
-    memset(&k, 0, sizeof k);
-    memset(&plan, 0, sizeof plan);
+    mixp_grad_stats_args k = MIXPI_ZERO;
+    mixp_step_plan plan = MIXPI_ZERO;
     plan.kind = MIXP_OPTIMIZER_MUON_UNIT;
     plan.unscaled = plan.gathered = 1;
     plan.n_groups = 1;
@@ -31708,14 +31670,13 @@ static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
 
 /* The update kernel; Muon's matrices one after another. counting 1: also counts lost updates. */
 static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
-    mixp_update_args k;
     mixp_result r = MIXP_OK;
     for (int64_t i = 0; o->muon && i < o->count && r == MIXP_OK; i++)
         if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
             r = mixpi_muon_matrix(o, i);
     if (o->muon) return r;
 
-    memset(&k, 0, sizeof k);
+    mixp_update_args k = MIXPI_ZERO;
     k.plan = &o->plan;
     k.rows = o->device_own_rows;
     k.count = o->count;
@@ -31725,8 +31686,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 }
 
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
-    mixp_clip_args k;
-    memset(&k, 0, sizeof k);
+    mixp_clip_args k = MIXPI_ZERO;
     k.rows = mixpi_rows_to_look_at(o);
     k.count = o->count;
     k.max_norm = max_norm;
@@ -31858,9 +31818,8 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
 static void mixpi_underflow_join(
     mixp_underflow *out, const mixpi_grad_tally *t, const mixp_param_row *row) {
     const int stored_low = row->active && mixpi_is_low(row->grad_dtype);
-    int i;
     mixpi_look_add(&out->look, &t->look);
-    for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
+    for (int i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
     out->flushed += stored_low ? 0.5 * (double)t->look.least : (double)t->look.flushed;
     out->subnormal += (double)t->look.subnormal;
 }
@@ -32242,10 +32201,9 @@ static mixp_result mixpi_buffers_warn(const mixp_optimizer *opt) {
 /* The update of an optimizer without a scaler. */
 static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
-    mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
 
-    memset(&k, 0, sizeof k);
+    mixp_restore_args k = MIXPI_ZERO;
     mixp_result r = MIXPI_CREW(ctx, share_buffers(ctx));
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
@@ -32262,11 +32220,10 @@ static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt
 /* The update of a scaler, for all optimizers that were stepped since its last one. */
 static mixp_result mixpi_buffers_update(mixp_scaler *scaler) {
     mixp_context *ctx = scaler->ctx;
-    mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
 
     /* Shared buffers travel first, so the restore also undoes the exchange on every rank. */
-    memset(&k, 0, sizeof k);
+    mixp_restore_args k = MIXPI_ZERO;
     mixp_result r = MIXPI_CREW(ctx, share_buffers(ctx));
 
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &scaler->state->skipped);
@@ -32931,7 +32888,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixpi_leave(scaler->ctx, before, MIXP_OK);
     return v;
 }
-MIXPI_COLD_BEGIN
+MIXPI_SELDOM_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
 /* ==== 12. CHECKPOINT (implementation) ================================================= */
 
@@ -33256,9 +33213,9 @@ static char *mixpi_json_character(mixpi_json *j, char *out) {
 
 /* Decodes a string in place (it never grows) and terminates it with NUL. NULL if it is invalid. */
 static char *mixpi_json_string(mixpi_json *j, const char *expected) {
-    char *text, *out;
+    char *out;
     if (!mixpi_json_expect(j, '"', expected)) return NULL;
-    text = out = j->p;
+    char *text = out = j->p;
     while (j->p < j->end && *j->p != '"') {
         out = *j->p == '\\' ? mixpi_json_escape(j, out) : mixpi_json_character(j, out);
         if (!out) return NULL;
@@ -34761,11 +34718,11 @@ static const char *mixpi_member_next(const char *at, mixpi_member *m) {
  * error. */
 static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *r) {
     size_t size = 1;
-    char *text, *to;
+    char *to;
     for (int o = 0; o < what->n_optimizers; o++)
         for (int64_t i = 0; i < what->optimizers[o]->count; i++)
             size += strlen(what->optimizers[o]->slot[i].param->name) + 64;
-    text = to = (char *)mixpi_st_allocate(r, what->ctx, size, 1);
+    char *text = to = (char *)mixpi_st_allocate(r, what->ctx, size, 1);
     if (!text) return NULL;
     *to = '\0';
     for (int o = 0; o < what->n_optimizers; o++) {
@@ -34931,12 +34888,11 @@ static void mixpi_warn_of_weights(
         const mixpi_state_item *item = &s->items[i];
         const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
         const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;
-        int64_t bad, left;
         if (!item->weight || item->absent || item->elsewhere) continue;
         if ((file && !item->from) || !item->e.data) continue;
 
-        bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
-        left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
+        int64_t bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
+        int64_t left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
 
         /* Warns of the first reason that holds. */
         if (left)
@@ -35713,11 +35669,10 @@ static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *fil
 static void mixpi_checkpoint_meet_kinds(
     mixpi_report *r, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const char *there = mixp_safetensors_metadata(file, mixpi_kinds_key);
-    char *here;
     size_t n;
     int i = 0;
     if (!there) return;
-    here = mixpi_checkpoint_kinds(what, r);
+    char *here = mixpi_checkpoint_kinds(what, r);
     if (!here) return;
     for (n = 0; here[n] && here[n] == there[n]; n++) i += here[n] == ';';
     if (here[n] && there[n])
@@ -35899,12 +35854,12 @@ static int mixpi_is_converted(const mixpi_state_item *item) {
 static void *mixpi_weights_convert(mixpi_state *s) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
     uint64_t total = mask;
-    char *memory, *at;
+    char *at;
     for (size_t i = 0; i < s->n_items; i++)
         if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
 
     /* One piece of memory holds all that is converted. */
-    memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
+    char *memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
 
@@ -35960,12 +35915,11 @@ static void mixpi_weights_tell(
 static void mixpi_weights_read(
     mixpi_state *s, mixp_safetensors *file, mixpi_file *f, const mixp_weights_desc *desc) {
     mixpi_report *r = s->report;
-    void *converted;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     mixpi_weights_match(s, file, desc);
     if (r->result != MIXP_OK || mixpi_st_read_data(file, f) != MIXP_OK) return;
-    converted = mixpi_weights_convert(s);
+    void *converted = mixpi_weights_convert(s);
     if (r->result == MIXP_OK) mixpi_weights_apply(s);
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, file, "mixp_checkpoint_load_weights");
     mixpi_st_free(s->ctx, converted);
@@ -36057,9 +36011,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_cont
     return mixp_checkpoint_save_weights_of(path, ctx, NULL);
 }
 #endif
-MIXPI_COLD_END
 #ifndef MIXPREC_NO_RECIPES
-MIXPI_SELDOM_BEGIN
 /* --- recipes: which recipe a region has ------------------------------------------------------- */
 
 #define MIXPI_MAX_RULES 64
@@ -36186,7 +36138,6 @@ static const mixp_recipe *mixpi_rules_recipe(const mixpi_recipes *s, const char 
  * state of recipes, unless r is none. *code: the error. */
 static const char *mixpi_recipe_refuses(
     mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r, mixp_result *code) {
-    const char *wrong;
     *code = MIXP_ERR_ARGUMENT;
     if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
         return "the recipe's codes need a kind: without one nothing is quantised";
@@ -36197,7 +36148,7 @@ static const char *mixpi_recipe_refuses(
 
     /* The recipe by itself. */
     const mixpi_float_mode mode = mixpi_float_calm();
-    wrong = mixpi_recipe_fields_wrong(r);
+    const char *wrong = mixpi_recipe_fields_wrong(r);
     mixpi_float_leave(mode);
     if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
     if (wrong) return wrong;
@@ -36554,10 +36505,9 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
 static mixp_result mixpi_scaled_join(
     mixp_context *ctx, double *table, float *newest, int64_t words) {
     const int64_t ranks = (int64_t)mixpi_world(ctx);
-    mixp_result r;
     memset(table, 0, (size_t)(ranks * words) * sizeof *table);
     for (int64_t i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
-    r = mixpi_crew_share(ctx, table, words);
+    mixp_result r = mixpi_crew_share(ctx, table, words);
     for (int64_t i = 0; i < words && r == MIXP_OK; i++)
         for (int64_t k = 0; k < ranks; k++)
             if ((float)table[k * words + i] > newest[i]) newest[i] = (float)table[k * words + i];
@@ -36822,12 +36772,11 @@ static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi
     mixpi_role role, const mixp_quantise_args *k, float decode) {
     mixpi_lossy *o = &operands[role];
     mixpi_loss all;
-    mixp_result result;
     o->bounds[0] = mixpi_lossy_bound(r->error, mixpi_lossy_error_bound(k->element));
     o->bounds[1] = mixpi_lossy_bound(r->clipped, 0.01);
     if (c->ctx->device->download) return mixpi_lossy_queue(c, role, k);
     if (r->kind == MIXP_RECIPE_FP8_DELAYED && k->given == 1.0f) return MIXP_OK;
-    result = mixpi_loss_of(c->ctx, k, decode, &all);
+    mixp_result result = mixpi_loss_of(c->ctx, k, decode, &all);
     if (!o->seen) memset(&o->blocks, 0, sizeof o->blocks);
     if (result == MIXP_OK) result = mixpi_blocks_look(c->ctx, k, decode, &o->blocks);
     if (result != MIXP_OK) return result;
@@ -36840,9 +36789,8 @@ static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi
 /* Uses the best instruction set: all are bit-identical. */
 MIXPREC_API mixp_result mixp_quantise(
     const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
-    mixp_quantise_args own;
     if (!x || !k || !decode) return MIXP_ERR_ARGUMENT;
-    own = *k;
+    mixp_quantise_args own = *k;
     own.decode = decode;
     own.times = NULL;
     const mixpi_float_mode mode = mixpi_float_calm();
@@ -37103,9 +37051,9 @@ static void mixpi_weight_versions(const mixp_tensor *w, uint64_t versions[2]) {
 static mixpi_weight_copy *mixpi_weight_place(
     mixp_call *c, const mixp_quantise_args *k, int rows, mixp_result *r) {
     mixp_tensor *owner = mixpi_lasting(c->in[1]), *y;
-    mixpi_weight_copy *copy, **place;
+    mixpi_weight_copy *copy;
     if (!owner || c->ctx->device->download) return NULL;
-    place = &owner->own.quantised[rows && k->block_rows != k->block_cols];
+    mixpi_weight_copy **place = &owner->own.quantised[rows && k->block_rows != k->block_cols];
     if (*place) return *place;
     copy = (mixpi_weight_copy *)mixpi_host_alloc(c->ctx, sizeof *copy);
     y = copy ? mixpi_twin(owner, MIXP_BF16) : NULL;
@@ -37184,10 +37132,9 @@ static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi
 static mixp_result mixpi_recipe_once(
     mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k, mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
-    mixp_result r;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
-    r = mixpi_recipe_scales(c, k, q);
+    mixp_result r = mixpi_recipe_scales(c, k, q);
     if (k->by_lines && r == MIXP_OK) r = mixpi_recipe_lines(c, k, q);
     if (transformed && r == MIXP_OK) r = mixpi_recipe_transform(c, k, transformed);
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
@@ -37279,14 +37226,12 @@ static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     const mixpi_quantised *one, const mixpi_quantised *other) {
     mixp_gemm_narrow_args k;
-    int64_t before;
-    int first;
     if (one->high || !c->ctx->products.narrow) return MIXPI_RUN(c, gemm, g);
-    first = g->a.data == one->y->data;
+    int first = g->a.data == one->y->data;
     k.gemm = *g;
     k.a = first ? one->how : other->how;
     k.b = first ? other->how : one->how;
-    before = mixp_context_gemm_count(c->ctx).narrow;
+    int64_t before = mixp_context_gemm_count(c->ctx).narrow;
     MIXPI_TRY(MIXPI_RUN(c, gemm_narrow, &k));
     if (mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
     return MIXP_OK;
@@ -37308,13 +37253,11 @@ static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
     const mixp_in lines = mixpi_tensor_in(x->lines);
     mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     mixp_gemm_args plain = *g;
-    mixp_in from;
-    mixp_out to;
     if (!sums) return MIXP_ERR_MEMORY;
 
     /* The product, without the bias. */
-    from = mixpi_tensor_in(sums);
-    to = mixpi_out_to(sums->data, MIXP_F32, 0);
+    mixp_in from = mixpi_tensor_in(sums);
+    mixp_out to = mixpi_out_to(sums->data, MIXP_F32, 0);
     plain.c = to;
     plain.ldc = g->n;
     memset(&plain.bias, 0, sizeof plain.bias);
@@ -37446,12 +37389,11 @@ static mixp_result mixpi_coded_save(
  * otherwise q->y is NULL and x is quantised here. The caller frees q->y. */
 static mixp_result mixpi_coded_keep(
     mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x, mixpi_quantised *q) {
-    mixp_recode_args k;
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
 
     /* The codes, and from them the values that forward reads. */
-    k = mixpi_coded_args(c, rc, x);
+    mixp_recode_args k = mixpi_coded_args(c, rc, x);
     if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
     if (r != MIXP_OK) return r;
@@ -37564,9 +37506,8 @@ static mixp_result mixpi_linear_dx(
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qw = mixpi_recipe_empty(p->recipe, MIXPI_ROLE_DY, MIXPI_ROLE_W), qdy;
     mixp_out to = mixpi_call_dx(c, 0);
-    mixp_result r;
     if (!to.data) return MIXP_OK;
-    r = mixpi_linear_dy(c, p, MIXPI_ROLE_W, both, &qdy);
+    mixp_result r = mixpi_linear_dy(c, p, MIXPI_ROLE_W, both, &qdy);
     w.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, p->recipe, MIXPI_ROLE_W, 1, &w, &qw);
     if (r == MIXP_OK) {
@@ -37584,9 +37525,8 @@ static mixp_result mixpi_linear_dw(
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(p->recipe, MIXPI_ROLE_DY, MIXPI_ROLE_X), qdy;
     mixp_out to = mixpi_call_dx(c, 1);
-    mixp_result r;
     if (!to.data) return MIXP_OK;
-    r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
+    mixp_result r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
     x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK && p->recipe->coded) r = mixpi_coded_values(c, p->recipe, &x, &qx);
     else if (r == MIXP_OK) r = mixpi_recipe_operand(c, p->recipe, MIXPI_ROLE_X, 1, &x, &qx);
@@ -37706,9 +37646,7 @@ static const mixpi_quantiser mixpi_recipes_door = {
     NULL, NULL, NULL
 #endif
 };
-MIXPI_SELDOM_END
 #endif
-MIXPI_COLD_BEGIN
 #ifndef MIXPREC_NO_WATCH
 /* --- traits of operators ------------------------------------------------------------------ *
  *
@@ -37943,7 +37881,6 @@ struct mixpi_watch {
     uint64_t    posted_step, event_step, updated_step;
     size_t      posted_bytes;   /* size of the sample on its way to the host */
     mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
-    mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
     mixpi_site **sites;         /* chunks of the table of sites */
     uint64_t    pass;           /* incremented by each step and each walk back */
     int         reader, input;  /* the site whose input autocast is about to cast, and which input;
@@ -38147,12 +38084,11 @@ static void mixpi_visit_read(const mixp_context *ctx, mixpi_visit *v) {
 static mixpi_visit mixpi_visit_of(
     const mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
     mixpi_visit v = { op, n_in, in, 0, 0, 0, 1, 0 };
-    uint64_t weights;
     int length;
     const char *scope = mixpi_scope_now(ctx, &length);
     v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
 
-    weights = v.hash;
+    uint64_t weights = v.hash;
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
 
     /* Find what it reads. */
@@ -39008,10 +38944,9 @@ static mixpi_all_heads mixpi_heads_read(const double *table, int size) {
 static mixp_result mixpi_share_heads(
     mixp_context *ctx, mixp_origin origin, int at, mixpi_all_heads *h) {
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
-    mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
     mixpi_head_fill(ctx->watch, origin, at, table + mixpi_place(ctx) * MIXPI_HEAD_WORDS);
-    r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
+    mixp_result r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
     if (r == MIXP_OK) *h = mixpi_heads_read(table, (int)mixpi_world(ctx));
     mixpi_host_free(ctx, table);
     return r;
@@ -39210,11 +39145,6 @@ MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
     return seen > 0.0 ? lost / seen : 0.0;
 }
 
-MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
-    int64_t seen = look ? look->count - look->zeros - look->nonfinite : 0;
-    return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
-}
-
 /* The largest finite number of a 16-bit dtype. */
 static double mixpi_low_largest(mixp_dtype low) {
     return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
@@ -39247,9 +39177,8 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
     const mixp_look *look, mixp_origin origin) {
     mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    mixpi_happening *e;
     mixpi_events_grow(ctx);
-    e = &w->events[w->n_events++ % w->events_room];
+    mixpi_happening *e = &w->events[w->n_events++ % w->events_room];
     e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
     e->kind = kind;
     e->site = number;
@@ -39841,13 +39770,12 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
 static mixpi_happening *mixpi_site_fall(
     mixp_context *ctx, int number, mixp_event_kind kind, const mixp_look *look, int of_grad) {
     mixpi_watch *w = ctx->watch;
-    mixpi_happening *e;
     mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
     mixpi_site_raise(ctx, mixpi_site_at(ctx, number));
     w->acted = 1;
     w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
     ctx->capture.sites_moved++;
-    e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+    mixpi_happening *e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
     e->of_grad = of_grad;
     e->also = mixpi_siblings_fall(ctx, number);
     return e;
@@ -40318,29 +40246,6 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     return ctx->watch = w;
 }
 
-/* Returns what is wrong with a look, or NULL. */
-static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
-    mixp_format f;
-    if (!out) return "out is NULL: pass a mixp_look";
-    if (!mixpi_is_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
-    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is not a mixp_dtype";
-    f = mixp_format_of(low);
-    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
-        return "low must be a floating-point dtype of 8 bits to 32";
-    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
-}
-
-MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
-    MIXPI_TRY(mixpi_check_whole(t, "mixp_look_at"));
-    const char *wrong = mixpi_look_wrong(t, low, out);
-    if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
-    mixpi_watch *w = mixpi_watch_of(t->ctx);
-    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
-    if (!w || !w->row) return MIXP_ERR_MEMORY;
-    return mixpi_look_now(t, low, w->row, out);
-}
-
 /* Makes the list of chunks long enough for n sites. */
 static mixp_result mixpi_chunks_reach(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
@@ -40640,12 +40545,10 @@ MIXPI_SELDOM
 static mixp_result mixpi_do_observe(
     mixp_context *ctx, const mixp_observer *observer, mixp_observer *before) {
     static const mixp_observer none = { NULL, NULL, 0 };
-    mixpi_watch *w;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (before) *before = ctx->watch ? ctx->watch->observer : none;
-    r = mixpi_observe_ready(ctx, observer);
-    w = ctx->watch;
+    mixp_result r = mixpi_observe_ready(ctx, observer);
+    mixpi_watch *w = ctx->watch;
     if (r != MIXP_OK || !w) return r;
     if (w->observer.trial) mixpi_trial_forget(ctx);
     w->observer = observer ? *observer : none;
@@ -41073,12 +40976,10 @@ static MIXPI_APART mixp_result mixpi_ranks_run(
     mixp_context *ctx, const char *what, mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = ctx->ranks;
     volatile char here = 0;
-    const char *why;
-    int before;
     if (k->size < 2) return MIXP_OK;
     if (!hook) return mixpi_ranks_report(ctx, what, "mixp_ranks_desc lacks this hook");
-    before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
-    why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
+    int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
+    const char *why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
     mixpi_inside_end(ctx, before);
     return mixpi_ranks_report(ctx, what, why);
 }
@@ -41695,7 +41596,6 @@ static mixp_result mixpi_tables_compare(
     char text[MIXPI_LEAF_TEXT];
     mixp_result r = MIXP_OK;
     int64_t i;
-    int other;
 
     /* Each rank sends a hash of each tensor. */
     for (i = 0; i < n && r == MIXP_OK; i++) {
@@ -41707,7 +41607,7 @@ static mixp_result mixpi_tables_compare(
     if (r != MIXP_OK) return r;
 
     /* The first that differs is described by both ranks. */
-    other = mixpi_rows_differ(table, k->size, n, &i);
+    int other = mixpi_rows_differ(table, k->size, n, &i);
     if (!other) return MIXP_OK;
     memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
     return mixpi_start_tell(ctx, all[i], what, table, i, other);
@@ -41719,10 +41619,9 @@ static mixp_result mixpi_tensors_compare(
     const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
     const size_t bytes = (size_t)ctx->ranks->size * words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
-    r = mixpi_tables_compare(ctx, all, n, what, table);
+    mixp_result r = mixpi_tables_compare(ctx, all, n, what, table);
     mixpi_host_free(ctx, table);
     return r;
 }
@@ -43258,10 +43157,10 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     const mixp_optimizer *opt = item->lent;
     const mixp_param_row *row = &opt->rows[item->row];
     const char *data = (const char *)item->e.data;
-    int64_t first, n;
+    int64_t first;
     if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
     mixp_param_row piece = mixpi_piece_row(opt, item->row);
-    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks->rank, &first);
+    int64_t n = mixpi_piece_of(opt, item->row, opt->ctx->ranks->rank, &first);
     if (item->memory == row->missed)
         return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
     void *to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
@@ -43550,7 +43449,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     if (d.why) *d.why = wrong ? wrong : "";
     return ctx;
 }
-MIXPI_COLD_END
+MIXPI_SELDOM_END
 #endif
 MIXPI_HOST_END
 MIXPI_SMALL_END

@@ -43,8 +43,8 @@
 /* gcc leaves out passes that take a quarter of the time to compile and make no step faster: around
  * the host's rooms (HOST), where it still optimises for speed, and around rooms that take little of
  * a step and the plain C kernels where a processor has vectors (SELDOM), where it optimises for
- * size. Products and kernels of vectors keep every pass. Before version 12, the pragma drops other
- * flags of the program. */
+ * size, as clang does. Products and kernels of vectors keep every pass. Before version 12, gcc's
+ * pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
 #  define MIXPI_FEWER_PASSES \
        _Pragma("GCC optimize(\"no-tree-dominator-opts\", \"no-tree-pta\", \"no-tree-vrp\")") \
@@ -65,22 +65,17 @@
        MIXPI_FEWER_PASSES
 #  define MIXPI_HOST_END     _Pragma("GCC pop_options")
 #  define MIXPI_SELDOM_END   _Pragma("GCC pop_options")
+#elif defined(__clang__) && __clang_major__ >= 7 && defined(__OPTIMIZE__)
+#  define MIXPI_HOST_BEGIN
+#  define MIXPI_HOST_END
+#  define MIXPI_SELDOM_BEGIN \
+       _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")
+#  define MIXPI_SELDOM_END   _Pragma("clang attribute pop")
 #else
 #  define MIXPI_HOST_BEGIN
 #  define MIXPI_HOST_END
 #  define MIXPI_SELDOM_BEGIN
 #  define MIXPI_SELDOM_END
-#endif
-
-/* The same around rooms of which a plain step runs nothing: files, guests, checks. Clang also
- * optimises these for size. */
-#if defined(__clang__) && __clang_major__ >= 7 && defined(__OPTIMIZE__)
-#  define MIXPI_COLD_BEGIN \
-       _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")
-#  define MIXPI_COLD_END   _Pragma("clang attribute pop")
-#else
-#  define MIXPI_COLD_BEGIN MIXPI_SELDOM_BEGIN
-#  define MIXPI_COLD_END   MIXPI_SELDOM_END
 #endif
 
 /* Around everything but conversions and products. With MIXPREC_SMALL clang optimises the code

@@ -123,9 +123,9 @@ MIXPI_HOST_BEGIN
 #include "cpu/device.c"
 #include "cpu/arrays.c"
 #ifndef MIXPREC_ONLY_FORMATS
-MIXPI_COLD_BEGIN
+MIXPI_SELDOM_BEGIN
 #include "cpu/self_check.c"
-MIXPI_COLD_END
+MIXPI_SELDOM_END
 #include "tensors/structs.c"
 #include "tensors/block.c"
 #include "tensors/errors.c"
@@ -172,9 +172,9 @@ MIXPI_SELDOM_BEGIN
 #include "operators/loss_options.c"
 MIXPI_SELDOM_END
 #include "operators/table.c"
-MIXPI_COLD_BEGIN
+MIXPI_SELDOM_BEGIN
 #include "operators/tangents.c"
-MIXPI_COLD_END
+MIXPI_SELDOM_END
 #include "scaler.c"
 MIXPI_SELDOM_BEGIN
 #include "optimizers/slots.c"
@@ -192,7 +192,7 @@ MIXPI_SELDOM_END
 #include "step/average.c"
 #include "step/restore.c"
 #include "step/step.c"
-MIXPI_COLD_BEGIN
+MIXPI_SELDOM_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
 #include "files/safetensors.c"
 #include "files/disk.c"
@@ -205,9 +205,7 @@ MIXPI_COLD_BEGIN
 #include "files/checkpoint.c"
 #include "files/weights.c"
 #endif
-MIXPI_COLD_END
 #ifndef MIXPREC_NO_RECIPES
-MIXPI_SELDOM_BEGIN
 #include "recipes/rules.c"
 #include "recipes/delayed.c"
 #include "recipes/lossy.c"
@@ -218,9 +216,7 @@ MIXPI_SELDOM_BEGIN
 #include "recipes/histories.c"
 #endif
 #include "recipes/door.c"
-MIXPI_SELDOM_END
 #endif
-MIXPI_COLD_BEGIN
 #ifndef MIXPREC_NO_WATCH
 #include "watch/traits.c"
 #include "watch/guard.c"
@@ -257,7 +253,7 @@ MIXPI_COLD_BEGIN
 #include "ranks/door.c"
 #endif
 #include "guests.c"
-MIXPI_COLD_END
+MIXPI_SELDOM_END
 #endif
 MIXPI_HOST_END
 MIXPI_SMALL_END
