@@ -3007,6 +3007,20 @@ typedef struct mixp_gemm_epilogue_args {
     mixp_out       before;      /* m * n values, for GELU and GELU_BACK                    */
 } mixp_gemm_epilogue_args;
 
+/* Where the elements of an f32 matrix are: (i, j) is data[rows[i] + columns[j / run] + j % run]. The
+ * tables are host memory. rows NULL: the matrix has rows of ld*. */
+typedef struct mixp_indexed { const int64_t *rows, *columns; int64_t run; } mixp_indexed;
+
+/* A product of an image's columns, which are read from the image, or are added to the image. The
+ * bits are those of gemm with a copy of b, and of adding a copy of c to the image row by row.
+ * b: of b as stored. c: alpha * op(a) op(b) is added to c; there is no bias. Rows i and j of c that
+ * share an element have the same i / taps. MIXP_ERR_ARGUMENT: run or taps is below 1. */
+typedef struct mixp_gemm_indexed_args {
+    mixp_gemm_args gemm;
+    mixp_indexed   b, c;
+    int64_t        taps;
+} mixp_gemm_indexed_args;
+
 /* Strides of the rows of heads: row i of head h of sequence s begins s * sequence + h * head +
  * i * row elements after the first row. A stride of 0: all sequences, heads or rows share one. */
 typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_strides;
@@ -4069,6 +4083,8 @@ typedef struct mixp_kernels {
     mixp_result (*restore)(const mixp_exec *x, const mixp_restore_args *k);
     /* NULL: a step that makes a buffer Inf or NaN is not detected. */
     mixp_result (*check_buffers)(const mixp_exec *x, const mixp_check_buffers_args *k);
+    /* NULL: gemm with copies of b and c does the same work. */
+    mixp_result (*gemm_indexed)(const mixp_exec *x, const mixp_gemm_indexed_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -9636,6 +9652,8 @@ typedef struct mixpi_gemm_shape {
 
 typedef struct mixpi_gemm_job {
     const mixp_gemm_args *g;
+    const mixp_gemm_indexed_args *indexed;
+    int     b_indexed, c_indexed;   /* 1: by its tables                                    */
     const mixpi_gemm_shape *set;
     int64_t down, across;       /* blocks along m and n                                    */
     int64_t most_m, most_n;     /* rows and columns of the largest block                   */
@@ -9643,7 +9661,7 @@ typedef struct mixpi_gemm_job {
     int64_t depth;              /* elements of k in one pass                               */
     int64_t bands;              /* panels of all columns of c                              */
     int64_t cols;               /* columns of the widest block                             */
-    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
+    int     low;                /* c is f16, bf16 or indexed: sums wait in `part`          */
     int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
     int64_t tall, panels;       /* rows of a tile; tiles whose rows are packed together    */
     mixpi_slices slices;
@@ -9681,7 +9699,8 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     const mixpi_gemm_job *job = s->job;
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * job->set->wide; /* what pack_transposed writes past the last panel */
-    int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t grains = mixpi_ceil_div(mixpi_ceil_div(job->g->m, job->grain), job->down);
+    int64_t rows = job->depth < job->g->k ? grains * job->grain : job->tall;
     mixpi_carver c = { from, 0 };
 
     /* Carve one piece after another. */
@@ -9776,12 +9795,15 @@ static void mixpi_gemm_cut(mixpi_gemm_job *job, int64_t threads) {
 
 /* Plans a gemm with the tiles of `set`, except the memory of its slices. */
 static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pairs,
-    const mixpi_gemm_shape *set, int64_t threads) {
+    const mixpi_gemm_shape *set, int64_t threads, const mixp_gemm_indexed_args *indexed) {
     const int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
     mixpi_gemm_block block;
     job->g = g;
+    job->indexed = indexed;
+    job->b_indexed = indexed && indexed->b.rows;
+    job->c_indexed = indexed && indexed->c.rows;
     job->set = set;
-    job->low = g->c.dtype != MIXP_F32;
+    job->low = g->c.dtype != MIXP_F32 || job->c_indexed;
     job->pairs = pairs;
     job->tall = set->tall;
     job->panels = MIXPI_PANELS;
@@ -9792,6 +9814,14 @@ static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pa
     job->grain = 1;
     job->depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     mixpi_gemm_cut(job, threads);
+
+    /* Rows that share elements of c are in one block, with all columns. */
+    if (job->c_indexed) {
+        job->grain = indexed->taps;
+        job->down = g->batch % threads ? mixpi_min(mixpi_ceil_div(g->m, job->grain), threads) : 1;
+        job->across = 1;
+        job->cols = job->bands * set->wide;
+    }
     block.job = job;
     job->slices.floats = mixpi_gemm_carve(&block, NULL);
 }
@@ -9804,17 +9834,18 @@ static int mixpi_gemm_starts(const mixp_gemm_args *g, mixp_result *r) {
     return *r == MIXP_OK;
 }
 
-/* Runs a gemm. have: the pairs that the device multiplies. */
-static mixp_result mixpi_cpu_gemm(
-    const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have, const mixpi_gemm_shape *set) {
+/* Runs a gemm. have: the pairs that the device multiplies. indexed: NULL = b and c have rows. */
+static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
+    const mixpi_gemm_shape *set, const mixp_gemm_indexed_args *indexed) {
     const int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
+    const int pairs = mixpi_pairs_for(have, g->a, g->b);
     mixpi_gemm_job job;
     mixp_result r;
     if (!mixpi_gemm_starts(g, &r)) return r;
 #if defined(MIXPREC_CBLAS)
-    if (mixpi_gemm_cblas(g)) return MIXP_OK;
+    if (!indexed && mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
-    mixpi_gemm_plan(&job, g, mixpi_pairs_for(have, g->a, g->b), set, mixpi_workers(x, work));
+    mixpi_gemm_plan(&job, g, pairs, set, mixpi_workers(x, work), indexed);
     return mixpi_run_sliced(
         x, g->batch * job.down * job.across, work, set->task, &job, &job.slices);
 }
@@ -12132,24 +12163,61 @@ mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
 
 /* Copies one dense row. If d accumulates, the row is added in f32 and rounded once. */
 MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
-    const int floats = MIXPI_PASS != 0 && d.dtype == MIXP_F32 && s.dtype == MIXP_F32;
     float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
-
-    /* Rows of an image are short: a call of memmove would take longer than the copy. */
-    for (int64_t i = 0; !d.accumulate && floats && i < n; i += 16) {
-        float *to = (float *)d.data + i;
-        const float *from = (const float *)s.data + i;
-        if (i + 16 <= n) mixpi_vstore(to, mixpi_vload(from));
-        else mixpi_vstore_n(to, mixpi_vload_n(from, (int)(n - i)), (int)(n - i));
+    if (!d.accumulate) {
+        MIXPI_P(convert_plain)(d, s, n);
+        return;
     }
-    if (!d.accumulate && !floats) MIXPI_P(convert_plain)(d, s, n);
-    if (!d.accumulate) return;
-
     MIXPI_BLOCKS(i, m, n) {
         const float *old = MIXPI_P(held)(d, i, m, b), *more = MIXPI_P(read)(s, i, m, a);
         float *to = MIXPI_P(place)(d, i, b);
         MIXPI_P(floats_add)(to, old, more, m);
         MIXPI_P(placed)(d, i, m, to);
+    }
+}
+
+/* Can load_step use this step? With AVX-512 also 2, as a stride of 2 reads an image. */
+MIXPI_V int MIXPI_P(has_step)(int64_t step)
+{ return step == 1 || (MIXPI_PASS == 2 && step == 2); }
+
+/* Up to 16 floats, `step` apart. */
+MIXPI_V mixpi_v MIXPI_P(load_step)(const float *p, int64_t step, int64_t left) {
+#if MIXPI_PASS == 2
+    const mixpi_vbits even = { 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 };
+    const unsigned there = 0xFFFFFFFFu >> (33 - 2 * mixpi_min(left, 16));
+    if (step == 2)
+        return (mixpi_v)_mm512_permutex2var_ps(
+            _mm512_maskz_loadu_ps((__mmask16)there, p), (__m512i)even,
+            _mm512_maskz_loadu_ps((__mmask16)(there >> 16), p + 16));
+#endif
+    (void)step;
+    return mixpi_vpart(p, left);
+}
+
+/* Stores them. */
+MIXPI_V void MIXPI_P(store_step)(float *p, int64_t step, mixpi_v x, int64_t left) {
+#if MIXPI_PASS == 2
+    const unsigned there = 0x55555555u >> (32 - 2 * mixpi_min(left, 16));
+    const __m512 low = (__m512)x, high = _mm512_maskz_shuffle_f32x4(0xFFFF, low, low, 0xEE);
+    if (step == 2) {
+        _mm512_mask_storeu_ps(p, (__mmask16)there, _mm512_maskz_expand_ps(0x5555, low));
+        _mm512_mask_storeu_ps(p + 16, (__mmask16)(there >> 16),
+                              _mm512_maskz_expand_ps(0x5555, high));
+        return;
+    }
+#endif
+    (void)step;
+    if (left >= 16) mixpi_vstore(p, x);
+    else mixpi_vstore_n(p, x, (int)left);
+}
+
+/* Copies a row of floats. Rows of an image are short: a call of memmove would take longer. */
+MIXPI_V void MIXPI_P(copy_floats_by)(float *to, int64_t d, const float *from, int64_t s, int64_t n,
+                                     int add) {
+    for (; n > 0; n -= 16, to += 16 * d, from += 16 * s) {
+        mixpi_v x = MIXPI_P(load_step)(from, s, n);
+        if (add) x = mixpi_vadd(MIXPI_P(load_step)(to, d, n), x);
+        MIXPI_P(store_step)(to, d, x, n);
     }
 }
 
@@ -12162,21 +12230,6 @@ MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
 MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int64_t rows,
                                  int64_t cols, int64_t r, int64_t c) {
     int64_t i, k;
-#if MIXPI_PASS == 2
-    /* Every second float, as a stride of 2 reads an image. */
-    const mixpi_vbits even = { 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 };
-    for (i = 0; i < rows && size == 4 && c == 2; i++, tile += cols * 4)
-        for (k = 0; k < cols; k += 16) {
-            const int64_t left = mixpi_min(16, cols - k), all = 2 * left - 1;
-            const float *from = (const float *)(const void *)(src + (i * r + k * 2) * 4);
-            const __m512 x = _mm512_maskz_loadu_ps((__mmask16)(0xFFFFFFFFu >> (32 - all)), from);
-            const __m512 y = _mm512_maskz_loadu_ps(
-                (__mmask16)((0xFFFFFFFFu >> (32 - all)) >> 16), from + 16);
-            _mm512_mask_storeu_ps(tile + 4 * k, (__mmask16)(0xFFFFu >> (16 - left)),
-                                  _mm512_permutex2var_ps(x, (__m512i)even, y));
-        }
-    if (size == 4 && c == 2) return;
-#endif
     MIXPI_GATHER(1)
     MIXPI_GATHER(2)
     MIXPI_GATHER(4)
@@ -12207,7 +12260,14 @@ MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *c, mixp_out dst, mixp_in s
     const int64_t *d = c->axes.s[0], *s = c->axes.s[1];
     const int64_t size = (int64_t)mixp_dtype_size(src.dtype);
     char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8];
+    const int floats = MIXPI_PASS != 0 && dst.dtype == MIXP_F32 && src.dtype == MIXP_F32;
+    const int steps = MIXPI_P(has_step)(d[b]) && MIXPI_P(has_step)(s[b]);
     int64_t row_step = s[a], r;
+    for (r = 0; floats && steps && r < rows; r++)
+        MIXPI_P(copy_floats_by)((float *)dst.data + r * d[a], d[b],
+                                (const float *)src.data + r * s[a], s[b], cols,
+                                dst.accumulate);
+    if (floats && steps) return;
     if (!c->dense) {
         MIXPI_P(gather_any)(size, tile, (const char *)src.data, rows, cols, s[a], s[b]);
         src.data = tile;
@@ -14319,6 +14379,32 @@ MIXPI_K void MIXPI_P(load_across)(float *dst, int64_t ldd, mixpi_source from, in
     if (rows > 0) MIXPI_P(widen_rows)(dst, ldd, from, rows, n);
 }
 
+/* Loads n columns, from j on, of rows of an indexed b. */
+MIXPI_K void MIXPI_P(load_indexed)(float *dst, int64_t ldd, const mixpi_gemm_block *s, int64_t row,
+                                   int64_t rows, int64_t j, int64_t n) {
+    const mixp_indexed *b = &s->job->indexed->b;
+    int64_t run = j / b->run, at = j % b->run, m;
+    for (; n > 0; n -= m, dst += m, run++, at = 0) {
+        const float *from = (const float *)s->job->g->b.data + s->b_at + b->columns[run] + at;
+        m = mixpi_min(n, b->run - at);
+        for (int64_t i = 0; i < rows; i++)
+            MIXPI_P(copy_floats)(dst + i * ldd, from + b->rows[row + i], (int)m);
+    }
+}
+
+/* Adds whole rows, from i on, to an indexed c, row after row. */
+MIXPI_K void MIXPI_P(add_indexed)(const mixpi_gemm_block *s, int64_t i, int64_t rows,
+                                  const float *part) {
+    const mixp_indexed *c = &s->job->indexed->c;
+    const int64_t n = s->job->g->n;
+    for (; rows > 0; rows--, i++, part += s->job->cols) {
+        float *to = (float *)s->job->g->c.data + s->c_at + c->rows[i];
+        for (int64_t j = 0, run = 0; j < n; j += c->run, run++)
+            MIXPI_P(copy_floats_by)(to + c->columns[run], 1, part + j, 1,
+                                    mixpi_min(c->run, n - j), 1);
+    }
+}
+
 /* The panel that holds column j of n columns. */
 MIXPI_V mixpi_panel MIXPI_P(panel_of)(int64_t j, int64_t n) {
     mixpi_panel p;
@@ -14337,7 +14423,9 @@ MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s, int64_t j) {
         mixpi_source_of(g->b, s->b_at + s->p0 * g->ldb + s->n0 + j, g->ldb);
     float  *dst = s->b_pack + j * s->steps;
     if (n % 16) memset(dst, 0, (size_t)(s->steps * to.wide) * sizeof(float));
-    MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
+    if (s->job->b_indexed)
+        MIXPI_P(load_indexed)(dst, to.wide, s, s->p0, s->depth, s->n0 + j, n);
+    else MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
 }
 
 /* Packs the same panel if op(b) = b': from b[n0 + j .., p0 .. p0+depth], 16 rows of b at a time. 16
@@ -14349,14 +14437,18 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
     for (; j < end; j += 16) {
         mixpi_panel to = MIXPI_P(panel_of)(j, n);
         int64_t at = s->b_at + (s->n0 + j) * g->ldb + s->p0, rows = mixpi_min(16, n - j);
-        int     here = g->b.dtype == MIXP_F32 && rows == 16 && s->depth % 16 == 0;
+        int     whole = rows == 16 && s->depth % 16 == 0;
+        int     here = whole && g->b.dtype == MIXP_F32 && !s->job->b_indexed;
         int64_t ld = here ? g->ldb : strip;
         const float *src = here ? (const float *)g->b.data + at : s->strip;
         float  *dst = s->b_pack + to.first * s->steps + j - to.first;
         if (!here) {
             size_t bytes = (size_t)strip * sizeof(float);
-            MIXPI_P(load_along)(s->strip, strip, mixpi_source_of(g->b, at, g->ldb), rows,
-                                (int)s->depth, s->job->pairs);
+            if (s->job->b_indexed)
+                MIXPI_P(load_indexed)(s->strip, strip, s, s->n0 + j, rows, s->p0, s->depth);
+            else
+                MIXPI_P(load_along)(s->strip, strip, mixpi_source_of(g->b, at, g->ldb), rows,
+                                    (int)s->depth, s->job->pairs);
             for (i = rows; i < 16; i++) memset(s->strip + i * strip, 0, bytes);
         }
 
@@ -14406,7 +14498,7 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
 MIXPI_V int MIXPI_P(b_in_place)(const mixpi_gemm_block *s) {
     const mixp_gemm_args *g = s->job->g;
     return !g->trans_b && g->b.dtype == MIXP_F32 && (s->n1 - s->n0) % 16 == 0 &&
-           g->ldb % 1024 && g->k * g->n <= 1 << 19;
+           g->ldb % 1024 && g->k * g->n <= 1 << 19 && !s->job->b_indexed;
 }
 
 MIXPI_V uintptr_t MIXPI_P(line_of)(mixp_in a, int64_t i)
@@ -14463,8 +14555,9 @@ MIXPI_V void MIXPI_P(ask_rows)(mixpi_gemm_block *s, mixpi_tile *t) {
 MIXPI_K void MIXPI_P(tile_b_first)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j,
                                    int more) {
     const mixp_gemm_args *g = s->job->g;
-    MIXPI_P(ask_columns)(s, t, j);
-    if (MIXPI_NV > 1 && !g->trans_b && g->b.dtype == MIXP_F32 && t->cols % 16 == 0) {
+    const int indexed = s->job->b_indexed;
+    if (!indexed) MIXPI_P(ask_columns)(s, t, j);
+    if (MIXPI_NV > 1 && !g->trans_b && g->b.dtype == MIXP_F32 && t->cols % 16 == 0 && !indexed) {
         if (more) t->keep = s->b_pack + j * s->steps;
         MIXPI_P(tile_b_there)(s, t, j);
         return;
@@ -14512,6 +14605,10 @@ MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
 
     /* The last pass rounds the sums. */
     if (!job->low || !last) return;
+    if (job->c_indexed) {
+        MIXPI_P(add_indexed)(s, i, rows, part);
+        return;
+    }
     for (; rows > 0; rows--, part += job->cols, at += g->ldc)
         MIXPI_P(write)(g->c, at, n, part);
 }
@@ -14594,8 +14691,15 @@ static const mixpi_gemm_shape MIXPI_P(gemm_shape) =
     { MIXPI_MR, MIXPI_NR, MIXPI_SUM_LANES, MIXPI_P(gemm_task) };
 
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape)); }
+{ return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape), NULL); }
 
+MIXPI_K mixp_result MIXPI_P(gemm_indexed)(const mixp_exec *x, const mixp_gemm_indexed_args *k) {
+    const int b = k->b.rows != NULL, c = k->c.rows != NULL;
+    if ((b && k->gemm.b.dtype != MIXP_F32) || (c && k->gemm.c.dtype != MIXP_F32))
+        return MIXP_ERR_DTYPE;
+    if ((b && k->b.run < 1) || (c && (k->c.run < 1 || k->taps < 1))) return MIXP_ERR_ARGUMENT;
+    return mixpi_cpu_gemm(x, &k->gemm, mixpi_no_pairs, &MIXPI_P(gemm_shape), k);
+}
 /* --- Intel's tiles (AMX) ------------------------------------------------------------------ *
  *
  * What products and attention share. A tile holds 16 rows of 64 bytes. Tiles 0 to 3 hold the sums
@@ -15263,7 +15367,7 @@ MIXPI_K void MIXPI_P(tiles_again)(const mixpi_tiles_block *s, mixpi_tiles_place 
     g.c.data = s->exact;
     g.ldc = 32;
 
-    mixpi_gemm_plan(&one, &g, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
+    mixpi_gemm_plan(&one, &g, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1, NULL);
     one.slices.first = s->again;
     MIXPI_P(gemm_task)(&one, 0, 0);
 }
@@ -15498,7 +15602,7 @@ MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of,
         tile.k = of->k;
         tile.batch = 1;
         tile.c = of->c;
-        mixpi_gemm_plan(&one, &tile, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
+        mixpi_gemm_plan(&one, &tile, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1, NULL);
         job->again = one.slices.floats;
     }
     block.job = job;
@@ -16160,7 +16264,7 @@ MIXPI_ATTENTION_BACKWARD(attention_backward, attention_set)
         MIXPI_P(attention_task), MIXPI_P(attention_grad_task)                             \
     };                                                                                    \
     MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
-    { return mixpi_cpu_gemm(x, g, MIXPI_P(name), &MIXPI_P(gemm_shape)); }                 \
+    { return mixpi_cpu_gemm(x, g, MIXPI_P(name), &MIXPI_P(gemm_shape), NULL); }           \
     MIXPI_ATTENTION(attention_##name, attention_set_##name)                               \
     MIXPI_ATTENTION_BACKWARD(attention_backward_##name, attention_set_##name)
 #if MIXPI_PASS == 2 && MIXPI_BF16
@@ -18678,7 +18782,8 @@ MIXPI_SMALL_END
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL, MIXPI_CODER(quantise), MIXPI_CODER(hadamard), NULL,\
-    NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore, MIXPI_P(check_buffers)            \
+    NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore, MIXPI_P(check_buffers),           \
+    MIXPI_P(gemm_indexed)                                                                 \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));

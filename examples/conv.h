@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Include this file after mixprec.h, in C or C++. It runs on every device, because it uses only the kernels `copy`,
- * `convert`, `fill` and the product of the context's device. Images are [batch, channels, ...] with one, two or three
+ * `convert`, `fill` and the products of the context's device. Images are [batch, channels, ...] with one, two or three
  * dimensions after the channels, as in PyTorch: [l], [h, w], [d, h, w]. A function returns NULL on an error, and the
  * context keeps the error: MIXP_ERR_ARGUMENT if a pointer is NULL and its comment does not call it optional. Under
  * autocast, products are low (class LOW, as torch.nn.functional.conv2d) and norms are f32. The only state is
@@ -10,7 +10,8 @@
  *
  * A convolution is a product with the image's columns: the values under each tap of the kernel. Columns are computed
  * for a few samples at a time, at most CONV_COLUMNS values (so that a CPU's cache keeps them; on a GPU eight times as
- * many), and again in backward. One copy makes them from an image with its padding around it. */
+ * many), and again in backward. One copy makes them from an image with its padding around it. In f32 on a CPU there is
+ * no such copy: the product reads the columns from the padded image. */
 #ifndef CONV_H
 #define CONV_H
 
@@ -352,12 +353,17 @@ static mixp_result conv_place(mixp_context *ctx, const conv_shape *s, int64_t n,
 
 /* --- the three products: of a convolution, of its transpose, and of the weight's gradient ----------- */
 
-/* The state of a call. Columns have the layout [channels * taps, samples, places]. */
+/* The state of a call. Columns have the layout [channels * taps, samples, places]. In f32, a device with the kernel
+ * gemm_indexed reads them from the padded image, or adds them to it, and there is no copy of them. */
 typedef struct conv_work {
     mixp_context *ctx;
     conv_shape    s;
     int64_t       samples;      /* samples at a time                                                         */
-    mixp_tensor  *columns, *padded;     /* for those samples; padded: NULL if not needed                     */
+    mixp_tensor  *columns, *padded;     /* for those samples; NULL if not needed                             */
+    mixp_tensor  *rows, *runs;  /* gemm_indexed: where each tap of each channel is, and each row of places;
+                                   NULL: not used                                                            */
+    mixp_in       b;            /* a product's columns: their values, and the                                */
+    int64_t       row, sample;  /* distances from one row and one sample of them to the next                 */
 } conv_work;
 
 static int64_t conv_room(mixp_context *ctx)
@@ -366,23 +372,74 @@ static int64_t conv_room(mixp_context *ctx)
 static int64_t conv_part(const conv_work *w, int64_t first)
 { return w->s.batch - first < w->samples ? w->s.batch - first : w->samples; }
 
-/* columns: their dtype. padded: the padded image's, if there is one. Its border stays 0. */
-static mixp_result conv_work_begin(conv_work *w, mixp_context *ctx, const conv_shape *s, mixp_dtype columns,
-                                   int with_padded, mixp_dtype padded) {
-    int64_t one = s->channels * conv_taps(s) * conv_places(s), shape[1];
-    w->ctx = ctx;
-    w->s = *s;
-    w->padded = NULL;
-    w->samples = conv_room(ctx) / one > 0 ? conv_room(ctx) / one : 1;
-    if (w->samples > s->batch) w->samples = s->batch;
-    shape[0] = one * w->samples;
-    w->columns = mixp_activation(ctx, columns, 1, shape);
-    shape[0] = s->channels * conv_padded_volume(s) * w->samples;
-    if (with_padded) w->padded = mixp_activation(ctx, padded, 1, shape);
-    if (!w->columns || (with_padded && !w->padded)) return MIXP_ERR_MEMORY;
-    return with_padded ? conv_fill(ctx, conv_whole(w->padded), shape[0], 0) : MIXP_OK;
+/* Computes where gemm_indexed finds each tap of each channel, and each row of places of each sample. */
+static mixp_result conv_find_columns(conv_work *w) {
+    const conv_shape *s = &w->s;
+    int64_t step[3], phase[3], channel = 1, count[2], *rows, *runs, i;
+    int     axis;
+    for (axis = 2; axis >= 0; axis--) {
+        step[axis] = channel;
+        phase[axis] = conv_quotients(s, axis) * channel;
+        channel = s->stride[axis] * phase[axis];
+    }
+
+    count[0] = s->channels * conv_taps(s);
+    count[1] = w->samples * s->places[0] * s->places[1];
+    w->rows = mixp_activation(w->ctx, MIXP_I64, 1, &count[0]);
+    w->runs = mixp_activation(w->ctx, MIXP_I64, 1, &count[1]);
+    if (!w->rows || !w->runs) return MIXP_ERR_MEMORY;
+    rows = (int64_t *)w->rows->data;
+    runs = (int64_t *)w->runs->data;
+
+    for (i = 0; i < count[0]; i++) {
+        int64_t tap = i % conv_taps(s);
+        rows[i] = i / conv_taps(s) * channel;
+        for (axis = 2; axis >= 0; axis--) {
+            const int64_t reach = tap % s->taps[axis] * s->dilation[axis];
+            rows[i] += reach % s->stride[axis] * phase[axis] + reach / s->stride[axis] * step[axis];
+            tap /= s->taps[axis];
+        }
+    }
+    for (i = 0; i < count[1]; i++) {
+        const int64_t plane = i / s->places[1];
+        runs[i] = plane / s->places[0] * s->channels * channel;
+        runs[i] += plane % s->places[0] * step[0] + i % s->places[1] * step[1];
+    }
+    return MIXP_OK;
 }
 
+/* Does the product a b use gemm_indexed? If it adds to the image, a task holds all places of all maps. */
+static int conv_is_indexed(mixp_context *ctx, const conv_shape *s, mixp_in a, mixp_in b, int reads) {
+    if (a.dtype != MIXP_F32 || b.dtype != MIXP_F32) return 0;
+    if (!reads && s->maps * conv_places(s) > CONV_COLUMNS) return 0;
+    return mixp_context_device(ctx)->kernels->gemm_indexed != NULL;
+}
+
+/* For the product a b. reads: b are columns of the image, which is padded only if it has to be. Otherwise the product
+ * is columns. The padded image's border stays 0. */
+static mixp_result conv_work_begin(conv_work *w, mixp_context *ctx, const conv_shape *s, mixp_in a, mixp_in b,
+                                   int reads) {
+    int64_t one = s->channels * conv_taps(s) * conv_places(s), shape[1];
+    const mixp_dtype dtype = reads ? b.dtype : MIXP_F32;
+    memset(w, 0, sizeof *w);
+    w->ctx = ctx;
+    w->s = *s;
+    w->samples = conv_room(ctx) / one > 0 ? conv_room(ctx) / one : 1;
+    if (w->samples > s->batch) w->samples = s->batch;
+    if (conv_is_indexed(ctx, s, a, b, reads)) {
+        if (conv_find_columns(w) != MIXP_OK) return MIXP_ERR_MEMORY;
+    } else {
+        shape[0] = one * w->samples;
+        w->columns = mixp_activation(ctx, dtype, 1, shape);
+        if (!w->columns) return MIXP_ERR_MEMORY;
+    }
+    if (reads && !conv_padded(s)) return MIXP_OK;
+    shape[0] = s->channels * conv_padded_volume(s) * w->samples;
+    w->padded = mixp_activation(ctx, dtype, 1, shape);
+    return w->padded ? conv_fill(ctx, conv_whole(w->padded), shape[0], 0) : MIXP_ERR_MEMORY;
+}
+
+/* The copies between the columns of n samples and their image. */
 static conv_move conv_moves(const conv_work *w, int64_t n, mixp_out image, int back) {
     conv_move m;
     m.s = &w->s;
@@ -396,7 +453,7 @@ static conv_move conv_moves(const conv_work *w, int64_t n, mixp_out image, int b
     return m;
 }
 
-/* Computes the columns of n samples of an image. */
+/* Computes the columns of n samples of an image, or only the padded image. */
 static mixp_result conv_gather_columns(conv_work *w, int64_t n, mixp_in image) {
     mixp_out    from = conv_read_only(image);
     mixp_result r = MIXP_OK;
@@ -405,8 +462,14 @@ static mixp_result conv_gather_columns(conv_work *w, int64_t n, mixp_in image) {
         r = conv_place(w->ctx, &w->s, n, from, conv_whole(w->padded), 0);
         from = conv_whole(w->padded);
     }
+    w->b = conv_in_of(from);
+    w->sample = w->s.channels * conv_padded_volume(&w->s);
+    if (r != MIXP_OK || w->rows) return r;
     m = conv_moves(w, n, from, 0);
-    return r == MIXP_OK ? conv_move_all(w->ctx, &m) : r;
+    w->b = conv_in_of(m.columns);
+    w->row = m.by_tap;
+    w->sample = m.by_sample;
+    return conv_move_all(w->ctx, &m);
 }
 
 static mixp_result conv_product(mixp_context *ctx, mixp_gemm_args *k) {
@@ -414,9 +477,29 @@ static mixp_result conv_product(mixp_context *ctx, mixp_gemm_args *k) {
     return mixp_context_device(ctx)->kernels->gemm(mixp_context_exec(ctx), k);
 }
 
-/* y (+)= weight columns of n samples, for each group. A row of the columns has `row` values, a sample `sample`. */
-static mixp_result conv_multiply(conv_work *w, int64_t n, mixp_in weight, mixp_in columns, int64_t row,
-                                 int64_t sample, mixp_out y) {
+/* The product k by gemm_indexed. The columns, from row `first` on, are c, or b. */
+static mixp_result conv_product_indexed(const conv_work *w, mixp_gemm_args *k, int64_t first, int are_c) {
+    mixp_gemm_indexed_args x;
+    mixp_indexed *columns = are_c ? &x.c : &x.b;
+    memset(&x, 0, sizeof x);
+    k->alpha = 1;
+    x.gemm = *k;
+    columns->rows = (const int64_t *)w->rows->data + first;
+    columns->columns = (const int64_t *)w->runs->data;
+    columns->run = w->s.places[2];
+    x.taps = conv_taps(&w->s);
+    return mixp_context_device(w->ctx)->kernels->gemm_indexed(mixp_context_exec(w->ctx), &x);
+}
+
+/* The product k with the columns as b, from row `first` on. */
+static mixp_result conv_product_of_columns(const conv_work *w, mixp_gemm_args *k, int64_t first) {
+    k->b = conv_in_at(w->b, first * w->row);
+    k->ldb = w->row;
+    return w->rows ? conv_product_indexed(w, k, first, 0) : conv_product(w->ctx, k);
+}
+
+/* y (+)= weight columns of n samples, for each group. */
+static mixp_result conv_multiply(const conv_work *w, int64_t n, mixp_in weight, mixp_out y) {
     const conv_shape *s = &w->s;
     int64_t maps = s->maps / s->groups, inner = s->channels / s->groups * conv_taps(s), g;
     mixp_result r = MIXP_OK;
@@ -428,12 +511,10 @@ static mixp_result conv_multiply(conv_work *w, int64_t n, mixp_in weight, mixp_i
         k.k = k.lda = inner;
         k.batch = n;
         k.a = conv_in_at(weight, g * maps * inner);
-        k.b = conv_in_at(columns, g * inner * row);
-        k.ldb = row;
-        k.stride_b = sample;
+        k.stride_b = w->sample;
         k.c = conv_out_at(y, g * maps * k.n);
         k.stride_c = s->maps * k.n;
-        r = conv_product(w->ctx, &k);
+        r = conv_product_of_columns(w, &k, g * inner);
     }
     return r;
 }
@@ -443,23 +524,27 @@ static mixp_result conv_gather(mixp_context *ctx, const conv_shape *s, mixp_in i
     int64_t places = conv_places(s), one = s->channels * conv_volume(s->size), first;
     mixp_result r;
     conv_work w;
-    memset(&w, 0, sizeof w);
-    w.ctx = ctx;
-    w.s = *s;
     if (s->batch < 1) return MIXP_OK;
-    if (conv_plain(s)) return conv_multiply(&w, s->batch, weight, image, places, s->channels * places, y);
-    r = conv_work_begin(&w, ctx, s, image.dtype, conv_padded(s), image.dtype);
+    if (conv_plain(s)) {
+        memset(&w, 0, sizeof w);
+        w.ctx = ctx;
+        w.s = *s;
+        w.b = image;
+        w.row = places;
+        w.sample = s->channels * places;
+        return conv_multiply(&w, s->batch, weight, y);
+    }
+    r = conv_work_begin(&w, ctx, s, weight, image, 1);
     for (first = 0; r == MIXP_OK && first < s->batch; first += w.samples) {
         int64_t n = conv_part(&w, first);
         r = conv_gather_columns(&w, n, conv_in_at(image, first * one));
         if (r == MIXP_OK)
-            r = conv_multiply(&w, n, weight, conv_in_of(conv_whole(w.columns)), n * places, places,
-                              conv_out_at(y, first * s->maps * places));
+            r = conv_multiply(&w, n, weight, conv_out_at(y, first * s->maps * places));
     }
     return r;
 }
 
-/* The columns of n samples = weight' x. */
+/* The columns of n samples = weight' x, or padded image += those columns. */
 static mixp_result conv_columns_of(conv_work *w, int64_t n, mixp_in x, mixp_in weight) {
     const conv_shape *s = &w->s;
     int64_t places = conv_places(s), maps = s->maps / s->groups, g;
@@ -478,10 +563,14 @@ static mixp_result conv_columns_of(conv_work *w, int64_t n, mixp_in x, mixp_in w
         k.b = conv_in_at(x, g * maps * places);
         k.ldb = places;
         k.stride_b = s->maps * places;
-        k.c = conv_out_at(conv_whole(w->columns), g * inner * n * places);
-        k.ldc = n * places;
-        k.stride_c = places;
-        r = conv_product(w->ctx, &k);
+        k.c = conv_whole(w->padded);
+        k.stride_c = s->channels * conv_padded_volume(s);
+        if (w->columns) {
+            k.c = conv_out_at(conv_whole(w->columns), g * inner * n * places);
+            k.ldc = n * places;
+            k.stride_c = places;
+        }
+        r = w->columns ? conv_product(w->ctx, &k) : conv_product_indexed(w, &k, g * inner, 1);
     }
     return r;
 }
@@ -490,14 +579,17 @@ static mixp_result conv_columns_of(conv_work *w, int64_t n, mixp_in x, mixp_in w
 static mixp_result conv_scatter(mixp_context *ctx, const conv_shape *s, mixp_in x, mixp_in weight, mixp_out image) {
     int64_t one = s->channels * conv_volume(s->size), first;
     conv_work w;
-    mixp_result r = s->batch < 1 ? MIXP_OK : conv_work_begin(&w, ctx, s, MIXP_F32, 1, MIXP_F32);
+    mixp_result r = s->batch < 1 ? MIXP_OK : conv_work_begin(&w, ctx, s, weight, x, 0);
     for (first = 0; r == MIXP_OK && first < s->batch; first += w.samples) {
         int64_t   n = conv_part(&w, first);
-        conv_move m = conv_moves(&w, n, conv_whole(w.padded), 1);
-        r = conv_columns_of(&w, n, conv_in_at(x, first * s->maps * conv_places(s)), weight);
-        if (r == MIXP_OK && first) r = conv_fill(ctx, m.image, n * s->channels * conv_padded_volume(s), 0);
-        if (r == MIXP_OK) r = conv_move_all(ctx, &m);
-        if (r == MIXP_OK) r = conv_place(ctx, s, n, conv_out_at(image, first * one), m.image, 1);
+        mixp_out  padded = conv_whole(w.padded);
+        if (first) r = conv_fill(ctx, padded, n * s->channels * conv_padded_volume(s), 0);
+        if (r == MIXP_OK) r = conv_columns_of(&w, n, conv_in_at(x, first * s->maps * conv_places(s)), weight);
+        if (r == MIXP_OK && w.columns) {
+            conv_move m = conv_moves(&w, n, padded, 1);
+            r = conv_move_all(ctx, &m);
+        }
+        if (r == MIXP_OK) r = conv_place(ctx, s, n, conv_out_at(image, first * one), padded, 1);
     }
     return r;
 }
@@ -582,13 +674,12 @@ static mixp_result conv_weight_part(conv_work *w, int64_t n, mixp_in x, mixp_out
         memset(&k, 0, sizeof k);
         k.m = maps;
         k.n = k.ldc = inner;
-        k.k = k.lda = k.ldb = n * conv_places(s);
+        k.k = k.lda = n * conv_places(s);
         k.batch = 1;
         k.trans_b = 1;
         k.a = conv_in_at(x, g * maps * k.k);
-        k.b = conv_in_at(conv_in_of(conv_whole(w->columns)), g * inner * k.k);
         k.c = conv_out_at(sum, g * maps * inner);
-        r = conv_product(w->ctx, &k);
+        r = conv_product_of_columns(w, &k, g * inner);
     }
     return r;
 }
@@ -602,7 +693,7 @@ static mixp_result conv_weight(mixp_context *ctx, const conv_shape *s, mixp_in i
     conv_work   w;
     mixp_result r;
     if (s->batch < 1) return dw.accumulate ? MIXP_OK : conv_fill(ctx, dw, count, 0);
-    r = conv_work_begin(&w, ctx, s, image.dtype, conv_padded(s), image.dtype);
+    r = conv_work_begin(&w, ctx, s, x, image, 1);
     shape[0] = w.samples > 1 ? w.samples * other : 1;
     turned = mixp_activation(ctx, x.dtype, 1, shape);
     sum = mixp_activation(ctx, MIXP_F32, 1, &count);

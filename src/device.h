@@ -667,6 +667,8 @@ typedef struct mixp_kernels {
     mixp_result (*restore)(const mixp_exec *x, const mixp_restore_args *k);
     /* NULL: a step that makes a buffer Inf or NaN is not detected. */
     mixp_result (*check_buffers)(const mixp_exec *x, const mixp_check_buffers_args *k);
+    /* NULL: gemm with copies of b and c does the same work. */
+    mixp_result (*gemm_indexed)(const mixp_exec *x, const mixp_gemm_indexed_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */

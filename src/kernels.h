@@ -476,6 +476,20 @@ typedef struct mixp_gemm_epilogue_args {
     mixp_out       before;      /* m * n values, for GELU and GELU_BACK                    */
 } mixp_gemm_epilogue_args;
 
+/* Where the elements of an f32 matrix are: (i, j) is data[rows[i] + columns[j / run] + j % run]. The
+ * tables are host memory. rows NULL: the matrix has rows of ld*. */
+typedef struct mixp_indexed { const int64_t *rows, *columns; int64_t run; } mixp_indexed;
+
+/* A product of an image's columns, which are read from the image, or are added to the image. The
+ * bits are those of gemm with a copy of b, and of adding a copy of c to the image row by row.
+ * b: of b as stored. c: alpha * op(a) op(b) is added to c; there is no bias. Rows i and j of c that
+ * share an element have the same i / taps. MIXP_ERR_ARGUMENT: run or taps is below 1. */
+typedef struct mixp_gemm_indexed_args {
+    mixp_gemm_args gemm;
+    mixp_indexed   b, c;
+    int64_t        taps;
+} mixp_gemm_indexed_args;
+
 /* Strides of the rows of heads: row i of head h of sequence s begins s * sequence + h * head +
  * i * row elements after the first row. A stride of 0: all sequences, heads or rows share one. */
 typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_strides;

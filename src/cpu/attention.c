@@ -634,7 +634,7 @@ MIXPI_ATTENTION_BACKWARD(attention_backward, attention_set)
         MIXPI_P(attention_task), MIXPI_P(attention_grad_task)                             \
     };                                                                                    \
     MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
-    { return mixpi_cpu_gemm(x, g, MIXPI_P(name), &MIXPI_P(gemm_shape)); }                 \
+    { return mixpi_cpu_gemm(x, g, MIXPI_P(name), &MIXPI_P(gemm_shape), NULL); }           \
     MIXPI_ATTENTION(attention_##name, attention_set_##name)                               \
     MIXPI_ATTENTION_BACKWARD(attention_backward_##name, attention_set_##name)
 #if MIXPI_PASS == 2 && MIXPI_BF16

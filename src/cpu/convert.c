@@ -449,24 +449,61 @@ mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
 
 /* Copies one dense row. If d accumulates, the row is added in f32 and rounded once. */
 MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
-    const int floats = MIXPI_PASS != 0 && d.dtype == MIXP_F32 && s.dtype == MIXP_F32;
     float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
-
-    /* Rows of an image are short: a call of memmove would take longer than the copy. */
-    for (int64_t i = 0; !d.accumulate && floats && i < n; i += 16) {
-        float *to = (float *)d.data + i;
-        const float *from = (const float *)s.data + i;
-        if (i + 16 <= n) mixpi_vstore(to, mixpi_vload(from));
-        else mixpi_vstore_n(to, mixpi_vload_n(from, (int)(n - i)), (int)(n - i));
+    if (!d.accumulate) {
+        MIXPI_P(convert_plain)(d, s, n);
+        return;
     }
-    if (!d.accumulate && !floats) MIXPI_P(convert_plain)(d, s, n);
-    if (!d.accumulate) return;
-
     MIXPI_BLOCKS(i, m, n) {
         const float *old = MIXPI_P(held)(d, i, m, b), *more = MIXPI_P(read)(s, i, m, a);
         float *to = MIXPI_P(place)(d, i, b);
         MIXPI_P(floats_add)(to, old, more, m);
         MIXPI_P(placed)(d, i, m, to);
+    }
+}
+
+/* Can load_step use this step? With AVX-512 also 2, as a stride of 2 reads an image. */
+MIXPI_V int MIXPI_P(has_step)(int64_t step)
+{ return step == 1 || (MIXPI_PASS == 2 && step == 2); }
+
+/* Up to 16 floats, `step` apart. */
+MIXPI_V mixpi_v MIXPI_P(load_step)(const float *p, int64_t step, int64_t left) {
+#if MIXPI_PASS == 2
+    const mixpi_vbits even = { 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 };
+    const unsigned there = 0xFFFFFFFFu >> (33 - 2 * mixpi_min(left, 16));
+    if (step == 2)
+        return (mixpi_v)_mm512_permutex2var_ps(
+            _mm512_maskz_loadu_ps((__mmask16)there, p), (__m512i)even,
+            _mm512_maskz_loadu_ps((__mmask16)(there >> 16), p + 16));
+#endif
+    (void)step;
+    return mixpi_vpart(p, left);
+}
+
+/* Stores them. */
+MIXPI_V void MIXPI_P(store_step)(float *p, int64_t step, mixpi_v x, int64_t left) {
+#if MIXPI_PASS == 2
+    const unsigned there = 0x55555555u >> (32 - 2 * mixpi_min(left, 16));
+    const __m512 low = (__m512)x, high = _mm512_maskz_shuffle_f32x4(0xFFFF, low, low, 0xEE);
+    if (step == 2) {
+        _mm512_mask_storeu_ps(p, (__mmask16)there, _mm512_maskz_expand_ps(0x5555, low));
+        _mm512_mask_storeu_ps(p + 16, (__mmask16)(there >> 16),
+                              _mm512_maskz_expand_ps(0x5555, high));
+        return;
+    }
+#endif
+    (void)step;
+    if (left >= 16) mixpi_vstore(p, x);
+    else mixpi_vstore_n(p, x, (int)left);
+}
+
+/* Copies a row of floats. Rows of an image are short: a call of memmove would take longer. */
+MIXPI_V void MIXPI_P(copy_floats_by)(float *to, int64_t d, const float *from, int64_t s, int64_t n,
+                                     int add) {
+    for (; n > 0; n -= 16, to += 16 * d, from += 16 * s) {
+        mixpi_v x = MIXPI_P(load_step)(from, s, n);
+        if (add) x = mixpi_vadd(MIXPI_P(load_step)(to, d, n), x);
+        MIXPI_P(store_step)(to, d, x, n);
     }
 }
 
@@ -479,21 +516,6 @@ MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
 MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int64_t rows,
                                  int64_t cols, int64_t r, int64_t c) {
     int64_t i, k;
-#if MIXPI_PASS == 2
-    /* Every second float, as a stride of 2 reads an image. */
-    const mixpi_vbits even = { 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 };
-    for (i = 0; i < rows && size == 4 && c == 2; i++, tile += cols * 4)
-        for (k = 0; k < cols; k += 16) {
-            const int64_t left = mixpi_min(16, cols - k), all = 2 * left - 1;
-            const float *from = (const float *)(const void *)(src + (i * r + k * 2) * 4);
-            const __m512 x = _mm512_maskz_loadu_ps((__mmask16)(0xFFFFFFFFu >> (32 - all)), from);
-            const __m512 y = _mm512_maskz_loadu_ps(
-                (__mmask16)((0xFFFFFFFFu >> (32 - all)) >> 16), from + 16);
-            _mm512_mask_storeu_ps(tile + 4 * k, (__mmask16)(0xFFFFu >> (16 - left)),
-                                  _mm512_permutex2var_ps(x, (__m512i)even, y));
-        }
-    if (size == 4 && c == 2) return;
-#endif
     MIXPI_GATHER(1)
     MIXPI_GATHER(2)
     MIXPI_GATHER(4)
@@ -524,7 +546,14 @@ MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *c, mixp_out dst, mixp_in s
     const int64_t *d = c->axes.s[0], *s = c->axes.s[1];
     const int64_t size = (int64_t)mixp_dtype_size(src.dtype);
     char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8];
+    const int floats = MIXPI_PASS != 0 && dst.dtype == MIXP_F32 && src.dtype == MIXP_F32;
+    const int steps = MIXPI_P(has_step)(d[b]) && MIXPI_P(has_step)(s[b]);
     int64_t row_step = s[a], r;
+    for (r = 0; floats && steps && r < rows; r++)
+        MIXPI_P(copy_floats_by)((float *)dst.data + r * d[a], d[b],
+                                (const float *)src.data + r * s[a], s[b], cols,
+                                dst.accumulate);
+    if (floats && steps) return;
     if (!c->dense) {
         MIXPI_P(gather_any)(size, tile, (const char *)src.data, rows, cols, s[a], s[b]);
         src.data = tile;

@@ -487,6 +487,32 @@ MIXPI_K void MIXPI_P(load_across)(float *dst, int64_t ldd, mixpi_source from, in
     if (rows > 0) MIXPI_P(widen_rows)(dst, ldd, from, rows, n);
 }
 
+/* Loads n columns, from j on, of rows of an indexed b. */
+MIXPI_K void MIXPI_P(load_indexed)(float *dst, int64_t ldd, const mixpi_gemm_block *s, int64_t row,
+                                   int64_t rows, int64_t j, int64_t n) {
+    const mixp_indexed *b = &s->job->indexed->b;
+    int64_t run = j / b->run, at = j % b->run, m;
+    for (; n > 0; n -= m, dst += m, run++, at = 0) {
+        const float *from = (const float *)s->job->g->b.data + s->b_at + b->columns[run] + at;
+        m = mixpi_min(n, b->run - at);
+        for (int64_t i = 0; i < rows; i++)
+            MIXPI_P(copy_floats)(dst + i * ldd, from + b->rows[row + i], (int)m);
+    }
+}
+
+/* Adds whole rows, from i on, to an indexed c, row after row. */
+MIXPI_K void MIXPI_P(add_indexed)(const mixpi_gemm_block *s, int64_t i, int64_t rows,
+                                  const float *part) {
+    const mixp_indexed *c = &s->job->indexed->c;
+    const int64_t n = s->job->g->n;
+    for (; rows > 0; rows--, i++, part += s->job->cols) {
+        float *to = (float *)s->job->g->c.data + s->c_at + c->rows[i];
+        for (int64_t j = 0, run = 0; j < n; j += c->run, run++)
+            MIXPI_P(copy_floats_by)(to + c->columns[run], 1, part + j, 1,
+                                    mixpi_min(c->run, n - j), 1);
+    }
+}
+
 /* The panel that holds column j of n columns. */
 MIXPI_V mixpi_panel MIXPI_P(panel_of)(int64_t j, int64_t n) {
     mixpi_panel p;
@@ -505,7 +531,9 @@ MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s, int64_t j) {
         mixpi_source_of(g->b, s->b_at + s->p0 * g->ldb + s->n0 + j, g->ldb);
     float  *dst = s->b_pack + j * s->steps;
     if (n % 16) memset(dst, 0, (size_t)(s->steps * to.wide) * sizeof(float));
-    MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
+    if (s->job->b_indexed)
+        MIXPI_P(load_indexed)(dst, to.wide, s, s->p0, s->depth, s->n0 + j, n);
+    else MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
 }
 
 /* Packs the same panel if op(b) = b': from b[n0 + j .., p0 .. p0+depth], 16 rows of b at a time. 16
@@ -517,14 +545,18 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
     for (; j < end; j += 16) {
         mixpi_panel to = MIXPI_P(panel_of)(j, n);
         int64_t at = s->b_at + (s->n0 + j) * g->ldb + s->p0, rows = mixpi_min(16, n - j);
-        int     here = g->b.dtype == MIXP_F32 && rows == 16 && s->depth % 16 == 0;
+        int     whole = rows == 16 && s->depth % 16 == 0;
+        int     here = whole && g->b.dtype == MIXP_F32 && !s->job->b_indexed;
         int64_t ld = here ? g->ldb : strip;
         const float *src = here ? (const float *)g->b.data + at : s->strip;
         float  *dst = s->b_pack + to.first * s->steps + j - to.first;
         if (!here) {
             size_t bytes = (size_t)strip * sizeof(float);
-            MIXPI_P(load_along)(s->strip, strip, mixpi_source_of(g->b, at, g->ldb), rows,
-                                (int)s->depth, s->job->pairs);
+            if (s->job->b_indexed)
+                MIXPI_P(load_indexed)(s->strip, strip, s, s->n0 + j, rows, s->p0, s->depth);
+            else
+                MIXPI_P(load_along)(s->strip, strip, mixpi_source_of(g->b, at, g->ldb), rows,
+                                    (int)s->depth, s->job->pairs);
             for (i = rows; i < 16; i++) memset(s->strip + i * strip, 0, bytes);
         }
 
@@ -574,7 +606,7 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
 MIXPI_V int MIXPI_P(b_in_place)(const mixpi_gemm_block *s) {
     const mixp_gemm_args *g = s->job->g;
     return !g->trans_b && g->b.dtype == MIXP_F32 && (s->n1 - s->n0) % 16 == 0 &&
-           g->ldb % 1024 && g->k * g->n <= 1 << 19;
+           g->ldb % 1024 && g->k * g->n <= 1 << 19 && !s->job->b_indexed;
 }
 
 MIXPI_V uintptr_t MIXPI_P(line_of)(mixp_in a, int64_t i)
@@ -631,8 +663,9 @@ MIXPI_V void MIXPI_P(ask_rows)(mixpi_gemm_block *s, mixpi_tile *t) {
 MIXPI_K void MIXPI_P(tile_b_first)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j,
                                    int more) {
     const mixp_gemm_args *g = s->job->g;
-    MIXPI_P(ask_columns)(s, t, j);
-    if (MIXPI_NV > 1 && !g->trans_b && g->b.dtype == MIXP_F32 && t->cols % 16 == 0) {
+    const int indexed = s->job->b_indexed;
+    if (!indexed) MIXPI_P(ask_columns)(s, t, j);
+    if (MIXPI_NV > 1 && !g->trans_b && g->b.dtype == MIXP_F32 && t->cols % 16 == 0 && !indexed) {
         if (more) t->keep = s->b_pack + j * s->steps;
         MIXPI_P(tile_b_there)(s, t, j);
         return;
@@ -680,6 +713,10 @@ MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
 
     /* The last pass rounds the sums. */
     if (!job->low || !last) return;
+    if (job->c_indexed) {
+        MIXPI_P(add_indexed)(s, i, rows, part);
+        return;
+    }
     for (; rows > 0; rows--, part += job->cols, at += g->ldc)
         MIXPI_P(write)(g->c, at, n, part);
 }
@@ -762,5 +799,12 @@ static const mixpi_gemm_shape MIXPI_P(gemm_shape) =
     { MIXPI_MR, MIXPI_NR, MIXPI_SUM_LANES, MIXPI_P(gemm_task) };
 
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape)); }
+{ return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape), NULL); }
 
+MIXPI_K mixp_result MIXPI_P(gemm_indexed)(const mixp_exec *x, const mixp_gemm_indexed_args *k) {
+    const int b = k->b.rows != NULL, c = k->c.rows != NULL;
+    if ((b && k->gemm.b.dtype != MIXP_F32) || (c && k->gemm.c.dtype != MIXP_F32))
+        return MIXP_ERR_DTYPE;
+    if ((b && k->b.run < 1) || (c && (k->c.run < 1 || k->taps < 1))) return MIXP_ERR_ARGUMENT;
+    return mixpi_cpu_gemm(x, &k->gemm, mixpi_no_pairs, &MIXPI_P(gemm_shape), k);
+}

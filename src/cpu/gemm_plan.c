@@ -203,6 +203,8 @@ typedef struct mixpi_gemm_shape {
 
 typedef struct mixpi_gemm_job {
     const mixp_gemm_args *g;
+    const mixp_gemm_indexed_args *indexed;
+    int     b_indexed, c_indexed;   /* 1: by its tables                                    */
     const mixpi_gemm_shape *set;
     int64_t down, across;       /* blocks along m and n                                    */
     int64_t most_m, most_n;     /* rows and columns of the largest block                   */
@@ -210,7 +212,7 @@ typedef struct mixpi_gemm_job {
     int64_t depth;              /* elements of k in one pass                               */
     int64_t bands;              /* panels of all columns of c                              */
     int64_t cols;               /* columns of the widest block                             */
-    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
+    int     low;                /* c is f16, bf16 or indexed: sums wait in `part`          */
     int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
     int64_t tall, panels;       /* rows of a tile; tiles whose rows are packed together    */
     mixpi_slices slices;
@@ -248,7 +250,8 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     const mixpi_gemm_job *job = s->job;
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * job->set->wide; /* what pack_transposed writes past the last panel */
-    int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t grains = mixpi_ceil_div(mixpi_ceil_div(job->g->m, job->grain), job->down);
+    int64_t rows = job->depth < job->g->k ? grains * job->grain : job->tall;
     mixpi_carver c = { from, 0 };
 
     /* Carve one piece after another. */
@@ -343,12 +346,15 @@ static void mixpi_gemm_cut(mixpi_gemm_job *job, int64_t threads) {
 
 /* Plans a gemm with the tiles of `set`, except the memory of its slices. */
 static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pairs,
-    const mixpi_gemm_shape *set, int64_t threads) {
+    const mixpi_gemm_shape *set, int64_t threads, const mixp_gemm_indexed_args *indexed) {
     const int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
     mixpi_gemm_block block;
     job->g = g;
+    job->indexed = indexed;
+    job->b_indexed = indexed && indexed->b.rows;
+    job->c_indexed = indexed && indexed->c.rows;
     job->set = set;
-    job->low = g->c.dtype != MIXP_F32;
+    job->low = g->c.dtype != MIXP_F32 || job->c_indexed;
     job->pairs = pairs;
     job->tall = set->tall;
     job->panels = MIXPI_PANELS;
@@ -359,6 +365,14 @@ static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pa
     job->grain = 1;
     job->depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     mixpi_gemm_cut(job, threads);
+
+    /* Rows that share elements of c are in one block, with all columns. */
+    if (job->c_indexed) {
+        job->grain = indexed->taps;
+        job->down = g->batch % threads ? mixpi_min(mixpi_ceil_div(g->m, job->grain), threads) : 1;
+        job->across = 1;
+        job->cols = job->bands * set->wide;
+    }
     block.job = job;
     job->slices.floats = mixpi_gemm_carve(&block, NULL);
 }
@@ -371,17 +385,18 @@ static int mixpi_gemm_starts(const mixp_gemm_args *g, mixp_result *r) {
     return *r == MIXP_OK;
 }
 
-/* Runs a gemm. have: the pairs that the device multiplies. */
-static mixp_result mixpi_cpu_gemm(
-    const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have, const mixpi_gemm_shape *set) {
+/* Runs a gemm. have: the pairs that the device multiplies. indexed: NULL = b and c have rows. */
+static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
+    const mixpi_gemm_shape *set, const mixp_gemm_indexed_args *indexed) {
     const int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
+    const int pairs = mixpi_pairs_for(have, g->a, g->b);
     mixpi_gemm_job job;
     mixp_result r;
     if (!mixpi_gemm_starts(g, &r)) return r;
 #if defined(MIXPREC_CBLAS)
-    if (mixpi_gemm_cblas(g)) return MIXP_OK;
+    if (!indexed && mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
-    mixpi_gemm_plan(&job, g, mixpi_pairs_for(have, g->a, g->b), set, mixpi_workers(x, work));
+    mixpi_gemm_plan(&job, g, pairs, set, mixpi_workers(x, work), indexed);
     return mixpi_run_sliced(
         x, g->batch * job.down * job.across, work, set->task, &job, &job.slices);
 }

@@ -213,7 +213,7 @@ MIXPI_K void MIXPI_P(tiles_again)(const mixpi_tiles_block *s, mixpi_tiles_place 
     g.c.data = s->exact;
     g.ldc = 32;
 
-    mixpi_gemm_plan(&one, &g, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
+    mixpi_gemm_plan(&one, &g, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1, NULL);
     one.slices.first = s->again;
     MIXPI_P(gemm_task)(&one, 0, 0);
 }
@@ -448,7 +448,7 @@ MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of,
         tile.k = of->k;
         tile.batch = 1;
         tile.c = of->c;
-        mixpi_gemm_plan(&one, &tile, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
+        mixpi_gemm_plan(&one, &tile, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1, NULL);
         job->again = one.slices.floats;
     }
     block.job = job;

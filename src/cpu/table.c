@@ -28,7 +28,8 @@
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL, MIXPI_CODER(quantise), MIXPI_CODER(hadamard), NULL,\
-    NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore, MIXPI_P(check_buffers)            \
+    NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore, MIXPI_P(check_buffers),           \
+    MIXPI_P(gemm_indexed)                                                                 \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));

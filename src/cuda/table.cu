@@ -64,7 +64,7 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_recode,
                                     mixpi_cuda_gemm_narrow,
                                     mixpi_cuda_restore,
-                                    mixpi_cuda_check_buffers };
+                                    mixpi_cuda_check_buffers, NULL };
 
 /* The epilogues of a context whose description names none, from a capability on. One measurement
  * decides a row (tests/cuda/gpu.sh, bench_cuda): flags that make GPT-2's step faster there. On an

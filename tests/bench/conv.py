@@ -4,8 +4,9 @@
     make bench-conv         or: python3 tests/bench/conv.py build/bench/libconv.so [ROUNDS [THREADS]]
 
 Shapes of ResNet-18, batch 8, images of 32 and of 56; 2 threads each. Prints medians of ROUNDS turns, and the median,
-lowest and highest of PyTorch's time over ours. With THREADS 1, time is the processor's, which a busy machine changes
-little: OMP_NUM_THREADS=1 python3 tests/bench/conv.py build/bench/libconv.so 9 1
+lowest and highest of PyTorch's time over ours; then the medians of the forward and of the backward part. With THREADS 1,
+time is the processor's, which a busy machine changes little:
+OMP_NUM_THREADS=1 python3 tests/bench/conv.py build/bench/libconv.so 9 1
 
 Each line ends with how many times as fast as one thread two would be by the loops' tasks: what of a step is shared, and
 how evenly. It needs no second core.
@@ -24,8 +25,8 @@ threads = int(sys.argv[3]) if len(sys.argv) > 3 else 2
 clock = time.process_time if threads == 1 else time.perf_counter
 lib.layer_new.restype = ctypes.c_void_p
 lib.layer_new.argtypes = [ctypes.c_int] + 4 * [ctypes.c_int64] + [ctypes.c_int] + 2 * [ctypes.c_void_p]
-lib.layer_steps.restype = lib.layer_sum.restype = ctypes.c_double
-lib.layer_steps.argtypes = [ctypes.c_void_p, ctypes.c_int]
+lib.layer_sum.restype = ctypes.c_double
+lib.layer_forward.argtypes = lib.layer_backward.argtypes = [ctypes.c_void_p]
 lib.layer_sum.argtypes = [ctypes.c_void_p]
 lib.layer_two_threads.restype = ctypes.c_double
 lib.layer_two_threads.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -43,18 +44,22 @@ for size, channels in ((32, ((3, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1
 
         def mine():
             start = clock()
-            lib.layer_steps(ours, 1)
-            return clock() - start
+            lib.layer_forward(ours)
+            forward = clock() - start
+            lib.layer_backward(ours)
+            return clock() - start, forward
 
         def theirs():
             start = clock()
             tx.grad = tw.grad = None
-            torch.nn.functional.conv2d(tx, tw, stride=stride, padding=1).mean().backward()
-            return clock() - start
+            mean = torch.nn.functional.conv2d(tx, tw, stride=stride, padding=1).mean()
+            forward = clock() - start
+            mean.backward()
+            return clock() - start, forward
 
         same = torch.nn.functional.conv2d(tx, tw, stride=stride, padding=1).sum().item()
         assert abs(lib.layer_sum(ours) - same) < 1e-2 * (1 + abs(same)), "the results differ"
-        lib.layer_steps(ours, 2), theirs(), theirs()
+        mine(), mine(), theirs(), theirs()
 
         def rested(work):  # OpenMP's threads of the other library spin on for a while; a call wakes our own
             time.sleep(0.25 * (threads > 1))
@@ -63,12 +68,14 @@ for size, channels in ((32, ((3, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1
             return work()
 
         pairs = [(rested(mine), rested(theirs)) for _ in range(rounds)]
-        ratios = sorted(b / a for a, b in pairs)
+        ratios = sorted(b[0] / a[0] for a, b in pairs)
+        forward = statistics.median(b[1] / a[1] for a, b in pairs)
+        backward = statistics.median((b[0] - b[1]) / (a[0] - a[1]) for a, b in pairs)
         all_ratios.append(statistics.median(ratios))
         shared = lib.layer_new(2, 8, into, out, size, stride, x.ctypes.data, w.ctypes.data)
         print("%2d x %2d, %3d to %3d, stride %d: mixprec %7.2f ms, PyTorch %7.2f ms; PyTorch / mixprec %.2f (%.2f to %.2f);"
-              " by tasks 2 threads %.2f"
-              % (size, size, into, out, stride, 1e3 * statistics.median(p[0] for p in pairs),
-                 1e3 * statistics.median(p[1] for p in pairs), all_ratios[-1], ratios[0], ratios[-1],
+              " forward %.2f, backward %.2f; by tasks 2 threads %.2f"
+              % (size, size, into, out, stride, 1e3 * statistics.median(p[0][0] for p in pairs),
+                 1e3 * statistics.median(p[1][0] for p in pairs), all_ratios[-1], ratios[0], ratios[-1], forward, backward,
                  lib.layer_two_threads(shared, rounds)))
 print("geometric mean of the medians: %.2f" % statistics.geometric_mean(all_ratios))

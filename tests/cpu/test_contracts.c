@@ -634,6 +634,28 @@ static void products(void) {
     CHECK(out[0] == 0 && out[15] == 0);
 }
 
+static void indexed_products(void) {
+    static const int64_t rows[4] = { 0, 4, 8, 12 }, columns[2] = { 0, 2 };
+    const mixp_indexed   at = { rows, columns, 2 };
+    mixp_gemm_indexed_args good, k;
+    memset(&good, 0, sizeof good);
+    good.gemm.m = good.gemm.n = good.gemm.k = good.gemm.lda = good.gemm.ldb = good.gemm.ldc = 4;
+    good.gemm.batch = 1;
+    good.gemm.a = good.gemm.b = f32_in();
+    good.gemm.bias = none_in();
+    good.gemm.c = f32_out();
+    good.b = good.c = at;
+    good.taps = 4;
+    TAKES(gemm_indexed, good);
+    REFUSES_DTYPE(gemm_indexed, good, gemm.a);
+    REFUSES(gemm_indexed, good, k.gemm.b.dtype = MIXP_F16, MIXP_ERR_DTYPE);
+    REFUSES(gemm_indexed, good, k.gemm.c.dtype = MIXP_F16, MIXP_ERR_DTYPE);
+    REFUSES_NUMBER(gemm_indexed, good, k.b.run = 0);
+    REFUSES_NUMBER(gemm_indexed, good, k.c.run = 0);
+    REFUSES_NUMBER(gemm_indexed, good, k.taps = 0);
+    LACKS_MEMORY(gemm_indexed, good);
+}
+
 static mixp_attention_args attention_of_two(float *lse) {
     mixp_attention_args good;
     memset(&good, 0, sizeof good);
@@ -778,7 +800,7 @@ static void every_kernel_was_tried(void) {
     WITH(turns) WITH(comparisons) WITH(best_ones) WITH(randoms) WITH(dropouts) WITH(scales) WITH(sums) WITH(softmaxes) WITH(softmax_slopes)     \
     WITH(norms) WITH(norm_slopes) WITH(embeddings) WITH(embedding_slopes) WITH(entropies)                   \
     WITH(entropy_slopes) WITH(entropies_with_slopes) WITH(losses) WITH(loss_slopes)             \
-    WITH(products) WITH(attentions) WITH(attention_slopes) WITH(gradients)
+    WITH(products) WITH(indexed_products) WITH(attentions) WITH(attention_slopes) WITH(gradients)
 CONTRACTS(ON_EACH)
 
 int main(void) {

@@ -135,6 +135,92 @@ static void non_finite_inputs_spread_as_they_should(void) {
         }
 }
 
+/* --- b or c in an image ------------------------------------------------------------------------------- */
+
+enum { IMAGE = 6000 };
+static float   image[2 * IMAGE], copy[2 * IMAGE], dense[2 * 90 * 900];
+static int64_t tables[2000];
+
+/* Rows and runs anywhere in an image. Rows with another index / taps have another part of it. */
+static mixp_indexed indexed_new(int64_t rows, int64_t columns, int64_t taps) {
+    const int    part = IMAGE / (int)(1 + rows / taps);
+    mixp_indexed at = { tables, tables + rows, 1 + random_to(40) };
+    for (int64_t i = 0; i < rows; i++) tables[i] = i / taps * part + random_to(8);
+    for (int64_t i = 0; i * at.run < columns; i++) tables[rows + i] = random_to(part - 7 - (int)at.run);
+    return at;
+}
+static float *indexed_at(float *base, const mixp_indexed *at, int64_t i, int64_t j)
+{ return base + at->rows[i] + at->columns[j / at->run] + j % at->run; }
+
+/* gemm of a copy of b has the bits of gemm_indexed. */
+static void indexed_b(const mixp_device *d, problem *p, int threads) {
+    const int64_t  rows = p->g.trans_b ? p->g.n : p->g.k, columns = p->g.trans_b ? p->g.k : p->g.n;
+    const size_t   bytes = (size_t)p->c_size * mixp_dtype_size(p->c.dtype);
+    mixp_gemm_args g = p->g;
+    char          *first = (char *)malloc(bytes + 1);
+    runner         r;
+    mixp_exec      x = runner_exec(&r, threads);
+    mixp_gemm_indexed_args k;
+    memset(&k, 0, sizeof k);
+    k.b = indexed_new(rows, columns, 1000);
+    for (int64_t i = 0; i < 2 * rows * columns; i++)
+        dense[i] = *indexed_at(image + i / (rows * columns) * IMAGE, &k.b, i / columns % rows, i % columns);
+    p->g.b = mixpi_in(dense, MIXP_F32);
+    p->g.ldb = columns;
+    p->g.stride_b = rows * columns;
+    run(d, p, 1);
+    memcpy(first, p->c.data, bytes);
+    p->g.b.data = image;
+    p->g.stride_b = IMAGE;
+    k.gemm = p->g;
+    problem_reset(p);
+    CHECK_INT(d->kernels->gemm_indexed(&x, &k), MIXP_OK);
+    CHECK(memcmp(first, p->c.data, bytes) == 0);
+    CHECK(runner_end(&r));
+    p->g = g;
+    free(first);
+}
+
+/* A loop that adds the result of gemm to an image, row after row, has the bits of gemm_indexed. */
+static void indexed_c(const mixp_device *d, const problem *p, int threads) {
+    runner    r, s;
+    mixp_exec x = runner_exec(&r, threads), one = runner_exec(&s, 1);
+    mixp_gemm_indexed_args k;
+    memset(&k, 0, sizeof k);
+    k.gemm = p->g;
+    k.gemm.bias.data = NULL;
+    k.taps = 1 + random_to(12);
+    k.c = indexed_new(p->g.m, p->g.n, k.taps);
+    k.gemm.c = args_out(p->c, 0);
+    k.gemm.c.dtype = MIXP_F32;
+    k.gemm.c.data = dense;
+    k.gemm.ldc = p->g.n;
+    k.gemm.stride_c = p->g.m * p->g.n;
+    CHECK_INT(d->kernels->gemm(&one, &k.gemm), MIXP_OK);
+    memcpy(copy, image, sizeof copy);
+    for (int64_t i = 0; i < 2 * k.gemm.stride_c; i++)
+        *indexed_at(copy + i / k.gemm.stride_c * IMAGE, &k.c, i / p->g.n % p->g.m, i % p->g.n) += dense[i];
+    k.gemm.c.data = image;
+    k.gemm.stride_c = IMAGE;
+    CHECK_INT(d->kernels->gemm_indexed(&x, &k), MIXP_OK);
+    CHECK(memcmp(copy, image, sizeof copy) == 0);
+    CHECK(runner_end(&r) && runner_end(&s));
+}
+
+static void indexed_products(void) {
+    for (int round = 0; round < (test_later() ? 50 : 200); round++) {
+        problem p = problem_new(1 + random_to(90), 1 + random_to(90), random_to(round % 8 ? 90 : 900), 2, 0);
+        for (int i = 0; i < 2 * IMAGE; i++) image[i] = (float)random_value();
+        if (round % 2) problem_to(&p, MIXP_F32);
+        for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+            if (!mixp_cpu_with((mixp_isa)isa)) continue;
+            if (round % 2) indexed_c(mixp_cpu_with((mixp_isa)isa), &p, 1 + round % 5);
+            else indexed_b(mixp_cpu_with((mixp_isa)isa), &p, 1 + round % 5);
+        }
+        problem_free(&p);
+    }
+}
+
 static void *no_scratch(void *user, size_t bytes) { (void)user; (void)bytes; return NULL; }
 
 static void out_of_memory_is_reported(void) {
@@ -256,6 +342,7 @@ int main(void) {
     RUN(batches);
     RUN(rounds_once);
     RUN(alpha_in_memory);
+    RUN(indexed_products);
     RUN(no_k_gives_bias);
     RUN(empty_matrices_are_left_alone);
     RUN(non_finite_inputs_spread_as_they_should);

@@ -171,8 +171,46 @@ static void upsampled(void) {
     mixp_context_free(ctx);
 }
 
+/* A device without gemm_indexed copies the columns: the same bits of the result and of both gradients. */
+static void copied_columns_have_the_same_bits(void) {
+    enum { PARTS = 3 };
+    static float  got[2][PARTS][CONV_MOST];
+    static double unused[CONV_MOST];
+    for (int isa = 0; isa < MIXP_ISA_COUNT * 2; isa++)
+        for (size_t at = 0; at < sizeof conv_cases / sizeof conv_cases[0] && mixp_cpu_with((mixp_isa)(isa / 2)); at++) {
+            const conv_case *k = &conv_cases[at];
+            const int        transposed = isa % 2;
+            for (int copies = 0; copies < 2; copies++) {
+                mixp_device       d = *mixp_cpu_with((mixp_isa)(isa / 2));
+                mixp_kernels      kernels = *d.kernels;
+                mixp_context_desc desc;
+                mixp_context     *ctx;
+                if (copies) kernels.gemm_indexed = NULL;
+                d.kernels = &kernels;
+                memset(&desc, 0, sizeof desc);
+                desc.device = &d;
+                desc.threads = 1 + copies;
+                ctx = mixp_context_new(&desc);
+                const int64_t sx[4] = { k->b, transposed ? k->out : k->in, k->h, k->w };
+                const int64_t sw[4] = { k->out, k->in / conv_or_1(k->d.groups), k->kh, k->kw };
+                mixp_tensor  *t[PARTS];
+                conv_random = 1;
+                t[0] = conv_numbers(ctx, "x", 4, sx, unused);
+                t[1] = conv_numbers(ctx, "w", 4, sw, unused);
+                mixp_step_begin(ctx);
+                t[2] = transposed ? conv_transpose2d(ctx, t[0], t[1], NULL, &k->d) : conv2d(ctx, t[0], t[1], NULL, &k->d);
+                CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, mixp_sin(ctx, t[2]), MIXP_ALL, 0)), MIXP_OK);
+                for (int i = 0; i < PARTS; i++)
+                    CHECK_INT(mixp_read(i < 2 ? t[i]->grad : t[i], got[copies][i], MIXP_F32, t[i]->count), MIXP_OK);
+                mixp_context_free(ctx);
+            }
+            CHECK(memcmp(got[0], got[1], sizeof got[0]) == 0);
+        }
+}
+
 int main(void) {
     conv_run_cases();
+    RUN(copied_columns_have_the_same_bits);
     RUN(one_dimension);
     RUN(upsampled);
     RUN(frozen_statistics_warn);
