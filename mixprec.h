@@ -10245,13 +10245,13 @@ typedef struct mixpi_tiled_room {
     uint16_t *keys, *values;    /* two panels a block of keys; values are transposed       */
     unsigned char *bad;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
     uint16_t *rows;             /* a panel, before it is transposed                        */
-    uint16_t *q, *p;            /* transposed: a block of queries; their weights, in 2 parts */
-    uint16_t *weights;          /* weights, before they are transposed                     */
-    float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
+    uint16_t *q;                /* a block of queries, transposed                          */
+    uint16_t *weights;          /* weights in 2 parts, before they are transposed; or in f32 */
+    float *scores;              /* two blocks: MIXPI_KEYS x MIXPI_QUERIES                  */
     float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap or dropout; mask rows */
     float *factors;             /* a vector for each query: the factor of its old sums     */
     float *sums;                /* d rounded up to 32 by MIXPI_QUERIES: results            */
-    float *o;                   /* the same, by rows                                       */
+    float *o;                   /* a block's product with v, shaped as sums; results by rows */
     float *plain;               /* MIXPI_QUERIES rows of f32 and one more                  */
 } mixpi_tiled_room;
 
@@ -10264,13 +10264,12 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     room->bad = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
     room->rows = mixpi_carve_codes(&c, panel);
     room->q = mixpi_carve_codes(&c, panel);
-    room->p = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
     room->weights = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
-    room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->scores = mixpi_carve(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
     room->rows_of_scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->factors = mixpi_carve(&c, MIXPI_QUERIES * 16);
     room->sums = mixpi_carve(&c, mixpi_tiled_sums(h));
-    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->o = mixpi_carve(&c, mixpi_tiled_sums(h));
     room->plain = mixpi_carve(&c, (MIXPI_QUERIES + 1) * h->wide);
     return c.used;
 }
@@ -12315,11 +12314,12 @@ MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, flo
 
 /* For x in [-104, 89] or NaN: e^x = 2^n (1 + the result), with an integer n. */
 MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
-    *n = mixpi_vmul(x, mixpi_vset(1.44269504f));
-#if MIXPI_PASS != 2                     /* elsewhere a NaN would become an integer */
-    *n = mixpi_vmax(*n, mixpi_vset(-151.0f));
+    *n = mixpi_vfma(x, mixpi_vset(1.44269504f), mixpi_vset(-0.0f));
+#if MIXPI_PASS == 2
+    *n = mixpi_vsub(mixpi_vadd(*n, mixpi_vset(12582912.0f)), mixpi_vset(12582912.0f));
+#else                                   /* a NaN would become an integer */
+    *n = mixpi_vround(mixpi_vmax(*n, mixpi_vset(-151.0f)));
 #endif
-    *n = mixpi_vround(*n);
     mixpi_v r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
     mixpi_v p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
@@ -14862,6 +14862,8 @@ typedef struct mixpi_tiles {
     int64_t     a_step;         /* from a step of a to the next; in place: 64              */
     const void *a_tail;         /* one more step of a, packed; NULL = none                 */
     const void *b;              /* packed, for all steps                                   */
+    int64_t     b_row;          /* split, and the four tiles of a step are side by side: bytes
+                                   from a row to the next; 0 = packed                      */
     int64_t     steps;          /* without the tail                                        */
     float      *c;              /* the sums: c(i, j) = c[i * c_row + j]                    */
     int64_t     c_row;
@@ -14900,61 +14902,42 @@ MIXPI_V void MIXPI_P(tiles_step)(const char *a, int64_t row, int64_t below, cons
     }
 }
 
-/* The packed tiles of a, and of b. */
+/* The packed tiles of a, and two tiles of b. */
 MIXPI_V void MIXPI_P(tiles_a)(const char *a, const int tall) {
     MIXPI_AMX_LOAD(4, a, 64);
     if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
 }
-MIXPI_V void MIXPI_P(tiles_b)(const char *b, const int wide) {
-    MIXPI_AMX_LOAD(6, b, 64);
-    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+MIXPI_V void MIXPI_P(tiles_b)(const char *b, int64_t row, const int wide) {
+    MIXPI_AMX_LOAD(6, b, row);
+    if (wide) MIXPI_AMX_LOAD(7, b + (row == 64 ? 1024 : 64), row);
 }
 
-/* A step of split operands: low by low, high a by low b, high by high, low a by high b. back: the
- * second product comes last, and the last one second. */
-MIXPI_V void MIXPI_P(tiles_step_split)(const char *a, const char *b, const int tall,
-                                       const int wide, const int back) {
-    MIXPI_P(tiles_a)(a + 2048, tall);
-    MIXPI_P(tiles_b)(b + 2048, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    if (back) MIXPI_P(tiles_b)(b, wide);
-    else MIXPI_P(tiles_a)(a, tall);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    if (back) MIXPI_P(tiles_a)(a, tall);
-    else MIXPI_P(tiles_b)(b, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    if (back) MIXPI_P(tiles_b)(b + 2048, wide);
-    else MIXPI_P(tiles_a)(a + 2048, tall);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-}
-
-/* A step of which only a is split, or only b: the low parts, then the high parts. */
-MIXPI_V void MIXPI_P(tiles_step_split_a)(const char *a, const char *b, const int tall,
-                                         const int wide) {
-    MIXPI_P(tiles_a)(a + 2048, tall);
-    MIXPI_P(tiles_b)(b, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    MIXPI_P(tiles_a)(a, tall);
+/* A part of a step of split operands: four products. Part 0 is low by low, or low by the operand
+ * that is not split. Then a changes to its high part, and b to its; for SPLIT_B and SPLIT_BACK
+ * first b, and then a. The last part has the low part again of what changed first. */
+MIXPI_V void MIXPI_P(tiles_part)(const char *a, const char *b, int64_t b_row, int part,
+                                 const int tall, const int wide, const int how) {
+    const int a_first = how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_A;
+    const int64_t row = b_row ? b_row : 64, b_low = b_row ? 128 : 2048;
+    if (part == 0) {
+        MIXPI_P(tiles_a)(a + (how == MIXPI_TILES_SPLIT_B ? 0 : 2048), tall);
+        MIXPI_P(tiles_b)(b + (how == MIXPI_TILES_SPLIT_A ? 0 : b_low), row, wide);
+    } else if (part % 2 == a_first) {
+        MIXPI_P(tiles_a)(a + (part == 3 ? 2048 : 0), tall);
+    } else {
+        MIXPI_P(tiles_b)(b + (part == 3 ? b_low : 0), row, wide);
+    }
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
 }
-MIXPI_V void MIXPI_P(tiles_step_split_b)(const char *a, const char *b, const int tall,
-                                         const int wide) {
-    MIXPI_P(tiles_a)(a, tall);
-    MIXPI_P(tiles_b)(b + 2048, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    MIXPI_P(tiles_b)(b, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+MIXPI_V int MIXPI_P(tiles_parts)(const int how) {
+    if (how < MIXPI_TILES_SPLIT) return 1;
+    return how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_BACK ? 4 : 2;
 }
 
-MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
-                                 const int how) {
-    const int     back = how == MIXPI_TILES_SPLIT_BACK, both = how == MIXPI_TILES_SPLIT || back;
-    const int64_t row = t->a_row, below = t->a_below, step = t->a_step, line = t->c_row * 4;
-    const char   *a = (const char *)t->a, *b = (const char *)t->b;
-    uintptr_t     ask = t->ask;
-    float        *c = t->c, *low = c + 16 * t->c_row;
-
-    /* The sums begin at 0 or at c. */
+/* The sums begin at 0 or at c. */
+MIXPI_V void MIXPI_P(tiles_begin)(const mixpi_tiles *t, const int tall, const int wide) {
+    const int64_t line = t->c_row * 4;
+    float *c = t->c, *low = c + 16 * t->c_row;
     if (t->more) {
         MIXPI_AMX_LOAD(0, c, line);
         if (wide) MIXPI_AMX_LOAD(1, c + 16, line);
@@ -14966,27 +14949,45 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
         MIXPI_AMX_ZERO(2);
         MIXPI_AMX_ZERO(3);
     }
-
-    /* The steps. */
-    for (int64_t i = t->steps; i > 0; i--) {
-        if (both) MIXPI_P(tiles_step_split)(a, b, tall, wide, back);
-        else if (how == MIXPI_TILES_SPLIT_A) MIXPI_P(tiles_step_split_a)(a, b, tall, wide);
-        else if (how == MIXPI_TILES_SPLIT_B) MIXPI_P(tiles_step_split_b)(a, b, tall, wide);
-        else MIXPI_P(tiles_step)(a, row, below, b, tall, wide, how);
-        a += step;
-        b += both || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
-        uintptr_t next = ask;
-        for (int64_t r = t->asks; r > 0; r--, next += t->ask_row)
-            MIXPI_PREFETCH_FAR((const char *)next);
-        ask += t->ask_step;
-    }
-    if (how < MIXPI_TILES_SPLIT && t->a_tail)
-        MIXPI_P(tiles_step)((const char *)t->a_tail, 64, 1024, b, tall, wide, how);
-
+}
+MIXPI_V void MIXPI_P(tiles_end)(const mixpi_tiles *t, const int tall, const int wide) {
+    const int64_t line = t->c_row * 4;
+    float *c = t->c, *low = c + 16 * t->c_row;
     MIXPI_AMX_STORE(0, c, line);
     if (wide) MIXPI_AMX_STORE(1, c + 16, line);
     if (tall) MIXPI_AMX_STORE(2, low, line);
     if (tall && wide) MIXPI_AMX_STORE(3, low + 16, line);
+}
+
+/* A part of step i of t. */
+MIXPI_V void MIXPI_P(tiles_do)(const mixpi_tiles *t, int64_t i, int part, const int tall,
+                               const int wide, const int how) {
+    const int   splits_b = how >= MIXPI_TILES_SPLIT && how != MIXPI_TILES_SPLIT_A;
+    const char *a = (const char *)t->a + i * t->a_step;
+    const char *b = (const char *)t->b + i * (splits_b ? 4096 : 2048);
+    if (how < MIXPI_TILES_SPLIT) MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
+    else MIXPI_P(tiles_part)(a, b, t->b_row, part, tall, wide, how);
+}
+
+MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *from, const int tall, const int wide,
+                                 const int how) {
+    const mixpi_tiles t = *from;    /* a copy stays in registers */
+    const char *b = (const char *)t.b + t.steps * 2048;
+    uintptr_t ask = t.ask;
+    MIXPI_P(tiles_begin)(&t, tall, wide);
+    for (int64_t i = 0; i < t.steps; i++) {
+        MIXPI_P(tiles_do)(&t, i, 0, tall, wide, how);
+        if (MIXPI_P(tiles_parts)(how) > 1) MIXPI_P(tiles_do)(&t, i, 1, tall, wide, how);
+        if (MIXPI_P(tiles_parts)(how) > 2) MIXPI_P(tiles_do)(&t, i, 2, tall, wide, how);
+        if (MIXPI_P(tiles_parts)(how) > 2) MIXPI_P(tiles_do)(&t, i, 3, tall, wide, how);
+        uintptr_t next = ask;
+        for (int64_t r = t.asks; r > 0; r--, next += t.ask_row)
+            MIXPI_PREFETCH_FAR((const char *)next);
+        ask += t.ask_step;
+    }
+    if (how < MIXPI_TILES_SPLIT && t.a_tail)
+        MIXPI_P(tiles_step)((const char *)t.a_tail, 64, 1024, b, tall, wide, how);
+    MIXPI_P(tiles_end)(&t, tall, wide);
 }
 #undef MIXPI_TILES_DOTS
 #undef MIXPI_TILES_STEP_BY
@@ -15935,15 +15936,23 @@ MIXPI_K void MIXPI_P(queries_begin)(const mixpi_attention_job *job, mixpi_met_qu
     }
 }
 
-/* The scores that the queries have with a block of keys, of which those before `last` count. */
-MIXPI_V mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_met_queries *s, int64_t k0,
+/* The scores that the queries have with the next block of keys that the mask does not hide, from
+ * key k0 on. Keys before `last` count. n is 0 if there is none. */
+MIXPI_K mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_attention_job *job,
+                                                const mixpi_met_queries *s, int64_t k0,
                                                 int64_t last) {
     mixpi_some_scores at;
+    memset(&at, 0, sizeof at);
     at.head = s->head;
     at.query = s->q0;
-    at.key = k0;
-    at.n = mixpi_min(MIXPI_KEYS, last - k0);
-    at.masked = 0;
+    for (; k0 < last; k0 += MIXPI_KEYS) {
+        at.key = k0;
+        at.n = mixpi_min(MIXPI_KEYS, last - k0);
+        const int mask = mixpi_mask_does(&job->masks, at, s->rows);
+        at.masked = mask == MIXPI_MASK_ADDS;
+        if (mask != MIXPI_MASK_HIDES) return at;
+    }
+    at.n = 0;
     return at;
 }
 
@@ -15982,7 +15991,8 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
                                         int64_t q0) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
-    int64_t wide = h->wide, k0, last;
+    int64_t last;
+    mixpi_some_scores at;
     mixpi_met_queries s;
     s.head = head;
     s.q0 = q0;
@@ -15994,15 +16004,12 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
 
     /* Block by block of keys: scores, the running largest and sum, then values. */
     last = mixpi_keys_until(k, head, q0 + s.rows);
-    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
-        mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
-        const int mask = mixpi_mask_does(&job->masks, at, s.rows);
-        if (mask == MIXPI_MASK_HIDES) continue;
-        at.masked = mask == MIXPI_MASK_ADDS;
-        MIXPI_P(scores)
-        (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->columns + k0 * wide, s.scores);
+    at = MIXPI_P(queries_meet)(job, &s, 0, last);
+    for (; at.n; at = MIXPI_P(queries_meet)(job, &s, at.key + MIXPI_KEYS, last)) {
+        const int64_t first = at.key * h->wide, n = (at.n + 15) / 16 * 16;
+        MIXPI_P(scores)(h, s.rows, n, k->scale, room->q, room->columns + first, s.scores);
         MIXPI_P(queries_weigh)(job, &s, at);
-        MIXPI_P(add_by_queries)(h, s.rows, at.n, s.scores, room->v + k0 * wide, s.o);
+        MIXPI_P(add_by_queries)(h, s.rows, at.n, s.scores, room->v + first, s.o);
     }
     MIXPI_P(queries_end)(job, &s);
 }
@@ -16368,11 +16375,20 @@ MIXPI_V __mmask32 MIXPI_P(tiled_put_row)(uint16_t *to, mixpi_v x, mixpi_v y) {
     return _mm512_cmpeq_epi16_mask(_mm512_and_si512(high, exponent), exponent);
 }
 
+/* The upper 16 bits of x in the lower 16 bits of each lane, and those of y in the upper. It is one
+ * shuffle of bytes: beside tiles, shifts wait for the port of the FMAs. */
+MIXPI_V __m512i MIXPI_P(tiled_pair_of)(mixpi_vbits x, mixpi_vbits y) {
+    const mixpi_vbits down = { 0x80800302, 0x80800706, 0x80800B0A, 0x80800F0E,
+                               0x80800302, 0x80800706, 0x80800B0A, 0x80800F0E,
+                               0x80800302, 0x80800706, 0x80800B0A, 0x80800F0E,
+                               0x80800302, 0x80800706, 0x80800B0A, 0x80800F0E };
+    return _mm512_mask_shuffle_epi8((__m512i)y, 0x3333333333333333u, (__m512i)x, (__m512i)down);
+}
+
 /* Stores the weights of two keys as a row of an operand on the right, in two parts. */
-MIXPI_V void MIXPI_P(tiled_put_pair)(uint16_t *to, mixpi_v x, mixpi_v y) {
-    const mixpi_vbits low = MIXPI_P(tiled_low)(y) & 0xFFFF0000u;
-    _mm512_storeu_si512(to, (__m512i)(mixpi_rbits(x) >> 16 | MIXPI_P(tiled_high)(y)));
-    _mm512_storeu_si512(to + 1024, (__m512i)(MIXPI_P(tiled_low)(x) >> 16 | low));
+MIXPI_V void MIXPI_P(tiled_put_pair)(void *high, void *low, mixpi_v x, mixpi_v y) {
+    _mm512_storeu_si512(high, MIXPI_P(tiled_pair_of)(mixpi_rbits(x), mixpi_rbits(y)));
+    _mm512_storeu_si512(low, MIXPI_P(tiled_pair_of)(MIXPI_P(tiled_low)(x), MIXPI_P(tiled_low)(y)));
 }
 
 /* Splits rows of n weights, in whole vectors, to two steps of an operand on the left. Returns
@@ -16417,32 +16433,120 @@ MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_til
     }
 }
 
+/* A block of keys that a block of queries meets. Weights overwrite the scores: two rows of scores
+ * become two rows of an operand on the right, that of the high parts and that of the low parts. */
+typedef struct mixpi_tiled_block {
+    mixpi_some_scores at;       /* n 0: there is no block                                  */
+    float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
+    float *kept;                /* receives the weights in f32; NULL = none needs them     */
+    float  factors[MIXPI_QUERIES];      /* of the results before this block                */
+} mixpi_tiled_block;
+
+/* Products of 32 rows of a after 32, which are computed unit by unit. A unit is a part of a step,
+ * or it stores the sums. */
+typedef struct mixpi_tiled_run {
+    mixpi_tiles t;              /* the products that are left; rows of at most 0: none     */
+    int64_t     below;          /* bytes from 32 rows of a to the next                     */
+    int64_t     step, part;     /* of the first product: the next unit                     */
+} mixpi_tiled_run;
+
+/* The number of units that are left, if none is begun. */
+MIXPI_V int64_t MIXPI_P(tiled_units)(const mixpi_tiled_run *r) {
+    if (r->t.rows <= 0) return 0;
+    return mixpi_ceil_div(r->t.rows, 32) * (r->t.steps * MIXPI_P(tiles_parts)(r->t.how) + 1);
+}
+
+/* Two runs. The loops over weights compute MIXPI_WOVEN portions of them: tiles multiply beside
+ * vectors, and after some 1,000 cycles without a product the next one waits for 600. */
+#define MIXPI_WOVEN 16
+typedef struct mixpi_tiled_weft {
+    mixpi_tiled_run runs[2];
+    int64_t portion;            /* units                                                   */
+} mixpi_tiled_weft;
+
+/* Computes a portion. */
+MIXPI_RARE void MIXPI_P(tiled_weave)(mixpi_tiled_weft *w) {
+    for (int64_t i = w->portion; i > 0; i--) {
+        mixpi_tiled_run *r = w->runs + (w->runs[0].t.rows <= 0);
+        const int tall = r->t.rows > 16, wide = r->t.columns > 16, how = r->t.how;
+        if (r->t.rows <= 0) return;
+        if (r->step < r->t.steps) {
+            if (!r->step && !r->part) MIXPI_P(tiles_begin)(&r->t, tall, wide);
+            MIXPI_P(tiles_do)(&r->t, r->step, (int)r->part, tall, wide, how);
+            if (++r->part < MIXPI_P(tiles_parts)(how)) continue;
+            r->part = 0;
+            r->step++;
+        } else {
+            MIXPI_P(tiles_end)(&r->t, tall, wide);
+            r->t.a = (const char *)r->t.a + r->below;
+            r->t.c += 32 * r->t.c_row;
+            r->t.rows -= 32;
+            r->step = 0;
+        }
+    }
+}
+
+/* Computes what is left. */
+MIXPI_V void MIXPI_P(tiled_finish)(mixpi_tiled_weft *w)
+{ while (w->runs[0].t.rows > 0 || w->runs[1].t.rows > 0) MIXPI_P(tiled_weave)(w); }
+
 /* scores[n, queries] = k q'. */
+MIXPI_V mixpi_tiled_run MIXPI_P(tiled_scores)(const mixpi_heads *h, int64_t queries, int64_t n,
+                                              const uint16_t *q, const uint16_t *keys,
+                                              float *scores) {
+    mixpi_tiled_run r;
+    memset(&r, 0, sizeof r);
+    r.t.a = keys;
+    r.t.a_row = 64;
+    r.t.a_below = 1024;
+    r.t.a_step = h->score_parts * 2048;
+    r.t.b = q;
+    r.t.steps = mixpi_ceil_div(h->d, 32);
+    r.t.c = scores;
+    r.t.c_row = MIXPI_QUERIES;
+    r.t.rows = n;
+    r.t.columns = queries;
+    r.t.how = MIXPI_P(tiled_scores_by)(h);
+    r.below = 2 * mixpi_panel_codes(h, h->score_parts);
+    return r;
+}
+
 MIXPI_K void MIXPI_P(tiled_scores_of)(const mixpi_heads *h, int64_t queries, int64_t n,
                                       const uint16_t *q, const uint16_t *keys, float *scores) {
-    mixpi_tiles t;
-    memset(&t, 0, sizeof t);
-    t.a_row = 64;
-    t.a_below = 1024;
-    t.a_step = h->score_parts * 2048;
-    t.b = q;
-    t.steps = mixpi_ceil_div(h->d, 32);
-    t.c_row = MIXPI_QUERIES;
-    t.columns = queries;
-    t.how = MIXPI_P(tiled_scores_by)(h);
-    for (int64_t i = 0; i < n; i += 32) {
-        t.a = keys + i / 32 * mixpi_panel_codes(h, h->score_parts);
-        t.c = scores + i * MIXPI_QUERIES;
-        t.rows = n - i;
-        MIXPI_P(tiles_sum)(&t);
+    mixpi_tiled_run r = MIXPI_P(tiled_scores)(h, queries, n, q, keys, scores);
+    for (; r.t.rows > 0; r.t.rows -= 32, r.t.c += 32 * MIXPI_QUERIES) {
+        MIXPI_P(tiles_sum)(&r.t);
+        r.t.a = (const char *)r.t.a + r.below;
     }
+}
+
+/* v' p' of a block, shaped as the sums of a block of queries. */
+MIXPI_V mixpi_tiled_run MIXPI_P(tiled_values)(const mixpi_heads *h, const mixpi_tiled_room *room,
+                                              const mixpi_tiled_block *b, int64_t queries) {
+    mixpi_tiled_run r;
+    memset(&r, 0, sizeof r);
+    r.t.a = room->values + b->at.key / 32 * mixpi_panel_codes(h, h->parts);
+    r.t.a_row = 64;
+    r.t.a_below = 1024;
+    r.t.a_step = h->parts * 2048;
+    r.t.b = b->scores;
+    r.t.b_row = 2 * MIXPI_QUERIES * 4;
+    r.t.steps = mixpi_ceil_div(b->at.n, 32);
+    r.t.c = room->o;
+    r.t.c_row = MIXPI_QUERIES;
+    r.t.rows = b->at.n > 0 ? h->d : 0;
+    r.t.columns = queries;
+    r.t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_B : MIXPI_TILES_SPLIT;
+    r.below = h->parts * 4096;
+    return r;
 }
 
 /* e^x in the lanes of `there`, for x of at most 0; 0 in the others. NaN stays NaN. No polynomial of
  * this degree for 2^r, |r| <= 1/2, has a smaller largest relative error: 2^-28.9. */
 MIXPI_V mixpi_v MIXPI_P(tiled_exp)(__mmask16 there, mixpi_v x) {
-    mixpi_v y = mixpi_vmul(x, mixpi_vset(1.44269504f));
-    mixpi_v n = mixpi_vround(y), r = mixpi_vsub(y, n), p;
+    mixpi_v y = mixpi_vfma(x, mixpi_vset(1.44269504f), mixpi_vset(-0.0f));
+    mixpi_v n = mixpi_vsub(mixpi_vadd(y, mixpi_vset(12582912.0f)), mixpi_vset(12582912.0f));
+    mixpi_v r = mixpi_vsub(y, n), p;
     there = _mm512_mask_cmp_ps_mask(there, x, mixpi_vset(-104.0f), _CMP_NLE_UQ);
     p = mixpi_vfma(mixpi_vset(0.0001535336f), r, mixpi_vset(0.0013398875f));
     p = mixpi_vpoly(p, r, 0.0096184369f, 0.0555033237f, 0.2402264774f, 0.6931471825f);
@@ -16479,17 +16583,26 @@ MIXPI_V mixpi_v MIXPI_P(tiled_top)(const float *scores, int64_t n, int64_t reach
     return mixpi_vmax(even, odd);
 }
 
+/* Stores the weights of keys j and j + 1 with 16 queries, from query `first` on. */
+MIXPI_V void MIXPI_P(tiled_put)(const mixpi_tiled_block *b, int64_t j, int64_t first, mixpi_v x,
+                                mixpi_v y) {
+    const int64_t at = j * MIXPI_QUERIES + first;
+    MIXPI_P(tiled_put_pair)(b->scores + at, b->scores + at + MIXPI_QUERIES, x, y);
+    if (!b->kept) return;
+    mixpi_vstore(b->kept + at, x);
+    mixpi_vstore(b->kept + at + MIXPI_QUERIES, y);
+}
+
 /* Turns the scores of 16 queries, from query `first` of the block on, into weights, and updates
- * their largest scores and sums. The weights go to p, and overwrite the scores. factors: receives
- * what the old results must be multiplied by. whole: there are MIXPI_KEYS keys, and each query sees
- * all. The scale is not negative. */
+ * their largest scores and sums. whole: there are MIXPI_KEYS keys, and each query sees all. The
+ * scale is not negative. */
 MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met_queries *s,
-                                       mixpi_some_scores at, int64_t first, uint16_t *p,
-                                       float *factors, const int whole) {
-    const int64_t reach = MIXPI_P(queries_reach)(job->k, at) + first;
-    const int64_t n = whole ? MIXPI_KEYS : at.n, end = (n + 31) / 32 * 32;
+                                       mixpi_tiled_block *b, mixpi_tiled_weft *w, int64_t first,
+                                       const int whole) {
+    const int64_t reach = MIXPI_P(queries_reach)(job->k, b->at) + first;
+    const int64_t n = whole ? MIXPI_KEYS : b->at.n, end = (n + 31) / 32 * 32;
     const mixpi_v scale = mixpi_vset(job->k->scale), old = mixpi_vload(s->top + first);
-    float  *scores = s->scores + first;
+    float  *scores = b->scores + first;
     mixpi_v sum = mixpi_vzero(), top = MIXPI_P(tiled_top)(scores, n, reach, whole), shrink;
     top = mixpi_vmax(mixpi_vmul(top, scale), old);
     shrink = MIXPI_P(tiled_exp)((__mmask16)0xFFFF, mixpi_vsub(old, top));
@@ -16499,6 +16612,7 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
         float    *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
         __mmask16 sees = (__mmask16)0xFFFF, sees_next = sees;
         mixpi_v   x, y;
+        if (j % 8 == 0) MIXPI_P(tiled_weave)(w);
         if (!whole) {
             sees = j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
             sees_next = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
@@ -16508,21 +16622,18 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
         x = MIXPI_P(tiled_exp)(sees, x);
         y = MIXPI_P(tiled_exp)(sees_next, y);
         sum = mixpi_vadd(mixpi_vadd(sum, x), y);
-        mixpi_vstore(at_j, x);
-        mixpi_vstore(next, y);
-        MIXPI_P(tiled_put_pair)(p + j / 32 * 2048 + j % 32 * 16, x, y);
+        MIXPI_P(tiled_put)(b, j, first, x, y);
     }
     mixpi_vstore(s->top + first, top);
     mixpi_vstore(s->sum + first, mixpi_vfma(mixpi_vload(s->sum + first), shrink, sum));
-    mixpi_vstore(factors + first, shrink);
+    mixpi_vstore(b->factors + first, shrink);
 }
-MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
-                                  mixpi_met_queries *s, mixpi_some_scores at, float *factors) {
-    const int whole = at.n == MIXPI_KEYS && MIXPI_P(queries_reach)(job->k, at) >= MIXPI_KEYS;
+MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, mixpi_met_queries *s,
+                                  mixpi_tiled_block *b, mixpi_tiled_weft *w) {
+    const int whole = b->at.n == MIXPI_KEYS && MIXPI_P(queries_reach)(job->k, b->at) >= MIXPI_KEYS;
     for (int64_t i = 0; i < s->rows; i += 16) {
-        uint16_t *p = room->p + 32 * i;
-        if (whole) MIXPI_P(tiled_weigh_body)(job, s, at, i, p, factors, 1);
-        else MIXPI_P(tiled_weigh_body)(job, s, at, i, p, factors, 0);
+        if (whole) MIXPI_P(tiled_weigh_body)(job, s, b, w, i, 1);
+        else MIXPI_P(tiled_weigh_body)(job, s, b, w, i, 0);
     }
 }
 
@@ -16558,12 +16669,14 @@ MIXPI_V void MIXPI_P(tiled_mask_key)(float *scores, mixpi_v scale, mixpi_v mask)
     mixpi_vstore(scores, mixpi_vadd(x, mask));
 }
 
-/* The same with each of n keys, for a mask of words. dtype is a constant at each call. */
+/* The same with each of n keys, for a mask of words. dtype is a constant at each call. w NULL: no
+ * runs are woven in. */
 MIXPI_V void MIXPI_P(tiled_mask_of)(const mixp_dtype dtype, float *scores, mixpi_v scale, int64_t n,
-                                    const float *at, int64_t ld) {
+                                    const float *at, int64_t ld, mixpi_tiled_weft *w) {
     const int64_t words = dtype == MIXP_F32 ? n : (n + 1) / 2;
     float columns[256] __attribute__((__aligned__(64)));
     for (int64_t j = 0; j < words; j++, scores += MIXPI_QUERIES) {
+        if (j % 16 == 0 && w) MIXPI_P(tiled_weave)(w);
         if (j % 16 == 0) MIXPI_P(transpose16)(columns, 16, at + j, ld);
         mixpi_v x = mixpi_vload(columns + j % 16 * 16), y = x;
         if (dtype == MIXP_BF16) x = mixpi_rof(mixpi_rbits(y) << 16);
@@ -16582,17 +16695,18 @@ MIXPI_V void MIXPI_P(tiled_mask_of)(const mixp_dtype dtype, float *scores, mixpi
 /* Scales a block of scores and adds the mask. room: scratch memory for 16 rows of the mask. */
 MIXPI_K void MIXPI_P(tiled_mask)(const mixp_attention_args *k, const mixpi_heads *h,
                                  mixpi_some_scores at, int64_t queries, float *scores,
-                                 float *room) {
+                                 float *room, mixpi_tiled_weft *w) {
     const mixpi_v scale = mixpi_vset(k->scale);
     const mixp_dtype dtype = k->mask.dtype;
-    for (int64_t j = 0; !at.masked && j < at.n * MIXPI_QUERIES; j += 16)
+    const int64_t n = at.n;
+    for (int64_t j = 0; !at.masked && j < n * MIXPI_QUERIES; j += 16)
         MIXPI_P(tiled_mask_key)(scores + j, scale, mixpi_vzero());
     for (; at.masked && queries > 0; queries -= 16, at.query += 16, scores += 16) {
         int64_t ld;
         const float *mask = MIXPI_P(tiled_mask_at)(k, h, at, queries, room, &ld);
-        if (dtype == MIXP_F32) MIXPI_P(tiled_mask_of)(MIXP_F32, scores, scale, at.n, mask, ld);
-        else if (dtype == MIXP_F16) MIXPI_P(tiled_mask_of)(MIXP_F16, scores, scale, at.n, mask, ld);
-        else MIXPI_P(tiled_mask_of)(MIXP_BF16, scores, scale, at.n, mask, ld);
+        if (dtype == MIXP_F32) MIXPI_P(tiled_mask_of)(MIXP_F32, scores, scale, n, mask, ld, w);
+        else if (dtype == MIXP_F16) MIXPI_P(tiled_mask_of)(MIXP_F16, scores, scale, n, mask, ld, w);
+        else MIXPI_P(tiled_mask_of)(MIXP_BF16, scores, scale, n, mask, ld, w);
     }
 }
 
@@ -16605,42 +16719,54 @@ MIXPI_V mixpi_v MIXPI_P(tiled_sum)(float *v) {
     return mixpi_vload(v);
 }
 
+/* mixpi_vexp in the lanes of `there`, for x of at most 0; 0 in the others. */
+MIXPI_V mixpi_v MIXPI_P(tiled_vexp)(__mmask16 there, mixpi_v x) {
+    mixpi_v n, part = mixpi_vexpm1_part(x, &n);
+    there = _mm512_mask_cmp_ps_mask(there, x, mixpi_vset(-104.0f), _CMP_NLE_UQ);
+    return _mm512_maskz_scalef_ps(there, mixpi_vadd(part, mixpi_vset(1.0f)), n);
+}
+
 /* tiled_weigh_body with the bits of attention.c's rows, for scores that are already scaled and
- * masked. */
+ * masked, or, if `bare`, are neither. */
 MIXPI_V void MIXPI_P(tiled_weigh_lanes)(const mixpi_attention_job *job, mixpi_met_queries *s,
-                                        mixpi_some_scores at, int64_t first, uint16_t *p,
-                                        float *factors, const int whole) {
-    const int64_t reach = MIXPI_P(queries_reach)(job->k, at) + first;
-    const int64_t n = whole ? MIXPI_KEYS : at.n, end = (n + 31) / 32 * 32;
+                                        mixpi_tiled_block *b, mixpi_tiled_weft *w,
+                                        int64_t first, const int whole, const int bare) {
+    const int64_t reach = MIXPI_P(queries_reach)(job->k, b->at) + first;
+    const int64_t n = whole ? MIXPI_KEYS : b->at.n, end = (n + 31) / 32 * 32;
     const mixpi_v old = mixpi_vload(s->top + first), sum = mixpi_vload(s->sum + first);
     float  sums[256] __attribute__((__aligned__(64)));
-    float *scores = s->scores + first;
-    mixpi_v top = mixpi_vmax(MIXPI_P(tiled_top)(scores, n, reach, whole), old), shrink;
+    float *scores = b->scores + first;
+    const mixpi_v scale = mixpi_vset(job->k->scale);
+    mixpi_v top = MIXPI_P(tiled_top)(scores, n, reach, whole), shrink;
     __mmask16 grows;
+    top = mixpi_vmax(bare ? mixpi_vmul(top, scale) : top, old);
 
     /* The old sum belongs to the old largest score. */
     grows = _mm512_cmp_ps_mask(top, old, _CMP_GT_OQ);
     grows = _mm512_mask_cmp_ps_mask(grows, sum, mixpi_vzero(), _CMP_GT_OQ);
-    shrink = _mm512_mask_mov_ps(mixpi_vset(1.0f), grows, mixpi_vexp(mixpi_vsub(old, top)));
+    shrink = MIXPI_P(tiled_vexp)((__mmask16)0xFFFF, mixpi_vsub(old, top));
+    shrink = _mm512_mask_mov_ps(mixpi_vset(1.0f), grows, shrink);
 
     /* Two keys at a time, and those 16 keys later, whose weights have the same sum; rows up to
      * a whole step are 0. */
     for (int64_t i = 0; i < 16; i += 2) {
         mixpi_v even = mixpi_vzero(), odd = even;
+        MIXPI_P(tiled_weave)(w);
         for (int64_t j = i; j < end; j += 16) {
             float *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
-            mixpi_v x = mixpi_vexp(mixpi_vsub(mixpi_vload(at_j), top));
-            mixpi_v y = mixpi_vexp(mixpi_vsub(mixpi_vload(next), top));
+            __mmask16 sees = (__mmask16)0xFFFF, sees_next = sees;
             if (!whole) {
-                x = _mm512_maskz_mov_ps(j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0, x);
-                y = _mm512_maskz_mov_ps(
-                    j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0, y);
+                sees = j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
+                sees_next = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
             }
+            mixpi_v x = mixpi_vload(at_j), y = mixpi_vload(next);
+            x = bare ? MIXPI_P(tiled_below)(x, scale, top) : mixpi_vsub(x, top);
+            y = bare ? MIXPI_P(tiled_below)(y, scale, top) : mixpi_vsub(y, top);
+            x = MIXPI_P(tiled_vexp)(sees, x);
+            y = MIXPI_P(tiled_vexp)(sees_next, y);
             even = mixpi_vadd(even, x);
             odd = mixpi_vadd(odd, y);
-            mixpi_vstore(at_j, x);
-            mixpi_vstore(next, y);
-            MIXPI_P(tiled_put_pair)(p + j / 32 * 2048 + j % 32 * 16, x, y);
+            MIXPI_P(tiled_put)(b, j, first, x, y);
         }
         mixpi_vstore(sums + 16 * i, even);
         mixpi_vstore(sums + 16 * i + 16, odd);
@@ -16648,26 +16774,28 @@ MIXPI_V void MIXPI_P(tiled_weigh_lanes)(const mixpi_attention_job *job, mixpi_me
     mixpi_vstore(s->top + first, top);
     mixpi_vstore(s->sum + first, mixpi_vadd(mixpi_vfma(sum, shrink, mixpi_vset(-0.0f)),
                                             MIXPI_P(tiled_sum)(sums)));
-    mixpi_vstore(factors + first, shrink);
+    mixpi_vstore(b->factors + first, shrink);
 }
 MIXPI_K void MIXPI_P(tiled_weigh_masked)(const mixpi_attention_job *job,
                                          const mixpi_tiled_room *room, mixpi_met_queries *s,
-                                         mixpi_some_scores at, float *factors) {
-    const int whole = at.n == MIXPI_KEYS && MIXPI_P(queries_reach)(job->k, at) >= MIXPI_KEYS;
-    MIXPI_P(tiled_mask)(job->k, &job->heads, at, s->rows, s->scores, room->rows_of_scores);
+                                         mixpi_tiled_block *b, mixpi_tiled_weft *w) {
+    const int whole = b->at.n == MIXPI_KEYS && MIXPI_P(queries_reach)(job->k, b->at) >= MIXPI_KEYS;
+    const int bare = whole && !b->at.masked && job->k->scale > 0.0f;
+    if (!bare)
+        MIXPI_P(tiled_mask)
+        (job->k, &job->heads, b->at, s->rows, b->scores, room->rows_of_scores, w);
     for (int64_t i = 0; i < s->rows; i += 16) {
-        uint16_t *p = room->p + 32 * i;
-        if (whole) MIXPI_P(tiled_weigh_lanes)(job, s, at, i, p, factors, 1);
-        else MIXPI_P(tiled_weigh_lanes)(job, s, at, i, p, factors, 0);
+        if (bare) MIXPI_P(tiled_weigh_lanes)(job, s, b, w, i, 1, 1);
+        else if (whole) MIXPI_P(tiled_weigh_lanes)(job, s, b, w, i, 1, 0);
+        else MIXPI_P(tiled_weigh_lanes)(job, s, b, w, i, 0, 0);
     }
 }
 
-/* Turns scores into weights by the rows of attention.c, for a cap or dropout. keep: also
- * store weights over scores. */
+/* Turns scores into weights by the rows of attention.c, for a cap or dropout. */
 MIXPI_K void MIXPI_P(tiled_weigh_by_rows)(const mixpi_attention_job *job,
                                           const mixpi_tiled_room *room, mixpi_met_queries *s,
-                                          mixpi_some_scores at, float *factors, int keep) {
-    const int64_t n = (at.n + 15) / 16 * 16;
+                                          mixpi_tiled_block *b) {
+    const int64_t n = (b->at.n + 15) / 16 * 16;
     mixpi_attention_job by_rows = *job;
     mixpi_met_queries rows = *s;
     int64_t i, j;
@@ -16678,52 +16806,35 @@ MIXPI_K void MIXPI_P(tiled_weigh_by_rows)(const mixpi_attention_job *job,
     rows.o = room->factors;
     for (i = 0; i < MIXPI_QUERIES; i++) mixpi_vstore(rows.o + 16 * i, mixpi_vset(1.0f));
     MIXPI_P(transpose_blocks)
-    (rows.scores, MIXPI_KEYS, s->scores, MIXPI_QUERIES, n, s->rows);
+    (rows.scores, MIXPI_KEYS, b->scores, MIXPI_QUERIES, n, s->rows);
     for (i = 0; i < s->rows; i++)
         MIXPI_P(scale_row)(rows.scores + i * MIXPI_KEYS, n, mixpi_vset(job->k->scale));
-    MIXPI_P(queries_weigh)(&by_rows, &rows, at);
+    MIXPI_P(queries_weigh)(&by_rows, &rows, b->at);
     memcpy(s->top, rows.top, sizeof s->top);
     memcpy(s->sum, rows.sum, sizeof s->sum);
-    for (i = 0; i < MIXPI_QUERIES; i++) factors[i] = rows.o[16 * i];
+    for (i = 0; i < MIXPI_QUERIES; i++) b->factors[i] = rows.o[16 * i];
 
     /* Rows become columns again. */
     (void)MIXPI_P(tiled_weights)(rows.scores, s->rows, n, room->weights);
-    for (i = 0; i < mixpi_ceil_div(n, 32) * 2048; i += 512)
-        MIXPI_P(tiles_transpose)(room->p + i, room->weights + i, 32);
-    for (i = 0; keep && i < s->rows; i++)
-        for (j = 0; j < at.n; j++)
-            s->scores[j * MIXPI_QUERIES + i] = rows.scores[i * MIXPI_KEYS + j];
+    for (i = 0; i < mixpi_ceil_div(n, 32) * 4; i++) {
+        float *to = b->scores + i / 4 * 32 * MIXPI_QUERIES + i / 2 % 2 * MIXPI_QUERIES + i % 2 * 16;
+        const float *from = (const float *)(const void *)(room->weights + i * 512);
+        MIXPI_P(transpose16)(to, 2 * MIXPI_QUERIES, from, 16);
+    }
+    for (i = 0; b->kept && i < s->rows; i++)
+        for (j = 0; j < b->at.n; j++)
+            b->kept[j * MIXPI_QUERIES + i] = rows.scores[i * MIXPI_KEYS + j];
 }
 
-/* sums = factors * sums + v' p'. The product of the block begins at 0: a block whose weights are
- * all 0 changes no bit of a query's sums. */
-MIXPI_K void MIXPI_P(tiled_add_values)(const mixpi_heads *h, const mixpi_tiled_room *room,
-                                       mixpi_some_scores at, int64_t queries,
-                                       const float *factors) {
+/* sums = factors * sums + more, the product of a block and v. The product began at 0: a block whose
+ * weights are all 0 changes no bit of a query's sums. */
+MIXPI_K void MIXPI_P(tiled_add)(float *sums, const float *factors, const float *more,
+                                int64_t d, int64_t queries) {
     const mixpi_v left = mixpi_vload(factors), right = mixpi_vload(factors + 16);
-    float some[32 * MIXPI_QUERIES] __attribute__((__aligned__(64)));
-    mixpi_tiles t;
-    memset(&t, 0, sizeof t);
-    t.a_row = 64;
-    t.a_below = 1024;
-    t.a_step = h->parts * 2048;
-    t.b = room->p;
-    t.steps = mixpi_ceil_div(at.n, 32);
-    t.c = some;
-    t.c_row = MIXPI_QUERIES;
-    t.columns = queries;
-    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_B : MIXPI_TILES_SPLIT;
-    for (int64_t c = 0; c < h->d; c += 32) {
-        float *sums = room->sums + c * MIXPI_QUERIES, *more = some;
-        t.a = room->values + at.key / 32 * mixpi_panel_codes(h, h->parts) + c * 64 * h->parts;
-        t.rows = mixpi_min(32, h->d - c);
-        MIXPI_P(tiles_sum)(&t);
-        for (int64_t i = 0; i < t.rows; i++, sums += MIXPI_QUERIES, more += MIXPI_QUERIES) {
-            mixpi_vstore(sums, mixpi_vfma(mixpi_vload(sums), left, mixpi_vload(more)));
-            if (queries <= 16) continue;
-            mixpi_vstore(sums + 16,
-                         mixpi_vfma(mixpi_vload(sums + 16), right, mixpi_vload(more + 16)));
-        }
+    for (; d > 0; d--, sums += MIXPI_QUERIES, more += MIXPI_QUERIES) {
+        mixpi_vstore(sums, mixpi_vfma(mixpi_vload(sums), left, mixpi_vload(more)));
+        if (queries <= 16) continue;
+        mixpi_vstore(sums + 16, mixpi_vfma(mixpi_vload(sums + 16), right, mixpi_vload(more + 16)));
     }
 }
 
@@ -16746,7 +16857,7 @@ MIXPI_V float MIXPI_P(row_dot)(const float *a, const float *b, int64_t n) {
 MIXPI_SELDOM
 MIXPI_K void MIXPI_P(tiled_bad_scores)(const mixpi_attention_job *job,
                                        const mixpi_tiled_room *room, const mixpi_met_queries *s,
-                                       mixpi_some_scores at, int bad_q) {
+                                       const mixpi_tiled_block *b, int bad_q) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     float *q = room->plain, *key = q + MIXPI_QUERIES * h->wide;
@@ -16756,11 +16867,11 @@ MIXPI_K void MIXPI_P(tiled_bad_scores)(const mixpi_attention_job *job,
     for (int64_t r = 0; r < s->rows; r++)
         bad[r] = bad_q && MIXPI_P(row_is_bad)(q + r * h->wide, h->wide);
 
-    for (int64_t j = 0; j < at.n; j++) {
-        float *scores = s->scores + j * MIXPI_QUERIES;
+    for (int64_t j = 0; j < b->at.n; j++) {
+        float *scores = b->scores + j * MIXPI_QUERIES;
         int    bad_key;
         MIXPI_P(head_rows)
-        (h, k->k, mixpi_head_met(&k->k_at, h, s->head), at.key + j, 1, 1, key);
+        (h, k->k, mixpi_head_met(&k->k_at, h, s->head), b->at.key + j, 1, 1, key);
         bad_key = MIXPI_P(row_is_bad)(key, h->wide);
         for (int64_t r = 0; r < s->rows; r++)
             if (bad_key || bad[r]) scores[r] = MIXPI_P(row_dot)(q + r * h->wide, key, h->wide);
@@ -16768,19 +16879,19 @@ MIXPI_K void MIXPI_P(tiled_bad_scores)(const mixpi_attention_job *job,
 }
 
 /* Adds the products of weights with numbers of v that are not finite, for the queries that see
- * their keys. The array of scores holds the weights. */
+ * their keys. */
 MIXPI_SELDOM
 MIXPI_K void MIXPI_P(tiled_bad_values)(const mixpi_attention_job *job,
                                        const mixpi_tiled_room *room, const mixpi_met_queries *s,
-                                       mixpi_some_scores at) {
+                                       const mixpi_tiled_block *b) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
-    const int64_t reach = MIXPI_P(queries_reach)(k, at);
+    const int64_t reach = MIXPI_P(queries_reach)(k, b->at);
     float *v = room->plain;
-    for (int64_t j = 0; j < at.n; j++) {
-        const float *p = s->scores + j * MIXPI_QUERIES;
+    for (int64_t j = 0; j < b->at.n; j++) {
+        const float *p = b->kept + j * MIXPI_QUERIES;
         MIXPI_P(head_rows)
-        (h, k->v, mixpi_head_met(&k->v_at, h, s->head), at.key + j, 1, 1, v);
+        (h, k->v, mixpi_head_met(&k->v_at, h, s->head), b->at.key + j, 1, 1, v);
         for (int64_t c = 0; c < h->d; c++) {
             float *sums = room->sums + c * MIXPI_QUERIES;
             if ((mixp_bits_of_f32(v[c]) & 0x7F800000u) != 0x7F800000u) continue;
@@ -16790,44 +16901,64 @@ MIXPI_K void MIXPI_P(tiled_bad_values)(const mixpi_attention_job *job,
     }
 }
 
-/* attention_queries by tiles. */
+/* attention_queries by tiles. While the weights of a block of keys are computed, tiles multiply
+ * those of the block before by its values, and q by the next block's keys. */
 MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
                                     int64_t head, int64_t q0) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
     const int by_rows = mixpi_attention_modifies(k) || (!(k->scale >= 0.0f) && !k->mask.data);
-    float     factors[MIXPI_QUERIES] = { 0 };
-    int64_t   k0, last, i;
+    int64_t   last, i;
     int       bad_q;
+    mixpi_tiled_block blocks[2], *b = blocks, *other = blocks + 1;
+    mixpi_tiled_weft  w;
     mixpi_met_queries s;
     s.head = head;
     s.q0 = q0;
     s.o = room->o;
-    s.scores = room->scores;
     MIXPI_P(queries_begin)(job, &s);
-    memset(room->sums, 0, (size_t)(mixpi_ceil_div(h->d, 32) * 32 * MIXPI_QUERIES) * sizeof(float));
+    memset(room->sums, 0, (size_t)mixpi_tiled_sums(h) * sizeof(float));
     for (i = s.rows; i < MIXPI_QUERIES; i++) s.top[i] = s.sum[i] = 0.0f;
     bad_q = MIXPI_P(tiled_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, s.rows,
                                 h->score_parts, room->rows) != 0;
     MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->q);
 
-    /* Block by block of keys: scores, the running largest and sum, then values. */
+    /* The first block. */
+    memset(blocks, 0, sizeof blocks);
+    b->scores = room->scores;
+    other->scores = room->scores + MIXPI_KEYS * MIXPI_QUERIES;
     last = mixpi_keys_until(k, head, q0 + s.rows);
-    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
-        mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
-        const int bad = room->bad[k0 / MIXPI_KEYS], keep = bad & 2;
-        const int mask = mixpi_mask_does(&job->masks, at, s.rows);
-        if (mask == MIXPI_MASK_HIDES) continue;
-        at.masked = mask == MIXPI_MASK_ADDS;
-        MIXPI_P(tiled_scores_of)
-        (h, s.rows, at.n, room->q, room->keys + k0 / MIXPI_KEYS * pair, s.scores);
-        if (bad_q || bad & 1) MIXPI_P(tiled_bad_scores)(job, room, &s, at, bad_q);
-        if (by_rows) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, at, factors, keep);
-        else if (k->mask.data) MIXPI_P(tiled_weigh_masked)(job, room, &s, at, factors);
-        else MIXPI_P(tiled_weigh)(job, room, &s, at, factors);
-        MIXPI_P(tiled_add_values)(h, room, at, s.rows, factors);
-        if (keep) MIXPI_P(tiled_bad_values)(job, room, &s, at);
+    b->at = MIXPI_P(queries_meet)(job, &s, 0, last);
+    MIXPI_P(tiled_scores_of)
+    (h, s.rows, b->at.n, room->q, room->keys + b->at.key / MIXPI_KEYS * pair, b->scores);
+
+    while (b->at.n) {
+        const int bad = room->bad[b->at.key / MIXPI_KEYS];
+        const mixpi_some_scores next = MIXPI_P(queries_meet)(job, &s, b->at.key + MIXPI_KEYS, last);
+        if (bad_q || bad & 1) MIXPI_P(tiled_bad_scores)(job, room, &s, b, bad_q);
+        w.runs[0] = MIXPI_P(tiled_values)(h, room, other, s.rows);
+        w.runs[1] = MIXPI_P(tiled_scores)
+        (h, s.rows, next.n, room->q, room->keys + next.key / MIXPI_KEYS * pair, other->scores);
+        w.portion = MIXPI_P(tiled_units)(w.runs) + MIXPI_P(tiled_units)(w.runs + 1);
+        w.portion = 1 + (w.portion - 1) / MIXPI_WOVEN;
+        b->kept = bad & 2 ? (float *)(void *)room->weights : NULL;
+        if (by_rows) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, b);
+        else if (k->mask.data) MIXPI_P(tiled_weigh_masked)(job, room, &s, b, &w);
+        else MIXPI_P(tiled_weigh)(job, &s, b, &w);
+
+        MIXPI_P(tiled_finish)(&w);
+        if (other->at.n) MIXPI_P(tiled_add)(room->sums, other->factors, room->o, h->d, s.rows);
+        if (b->kept || !next.n) {
+            w.runs[0] = MIXPI_P(tiled_values)(h, room, b, s.rows);
+            MIXPI_P(tiled_finish)(&w);
+            MIXPI_P(tiled_add)(room->sums, b->factors, room->o, h->d, s.rows);
+            if (b->kept) MIXPI_P(tiled_bad_values)(job, room, &s, b);
+            b->at.n = 0;
+        }
+        other->at = next;
+        other = b;
+        b = blocks + (b == blocks);
     }
 
     /* A row for each query. */
@@ -16997,7 +17128,8 @@ MIXPI_K void MIXPI_P(tiled_grads)(const mixpi_attention_grad_job *job,
     const mixp_attention_args *k = &job->k->forward;
     const int whole = m->at.n == MIXPI_KEYS && m->first >= MIXPI_KEYS && m->rows == MIXPI_QUERIES;
     const int masked = k->mask.data != NULL;
-    if (masked) MIXPI_P(tiled_mask)(k, &job->heads, m->at, m->rows, room->scores, room->plain.p);
+    if (masked) MIXPI_P(tiled_mask)(k, &job->heads, m->at, m->rows, room->scores, room->plain.p,
+                       NULL);
     for (int64_t i = 0; i < MIXPI_QUERIES; i += 16) {
         if (whole && masked) MIXPI_P(tiled_grads_body)(job, room, m, i, 1, 1);
         else if (masked) MIXPI_P(tiled_grads_body)(job, room, m, i, 0, 1);
@@ -17045,8 +17177,8 @@ MIXPI_K unsigned MIXPI_P(tiled_grad_operands)(const mixpi_tiled_grad_room *room,
                                       mixpi_vload(p + 48));
         bad |= MIXPI_P(tiled_put_row)(room->g + row, left, right);
         bad |= MIXPI_P(tiled_put_row)(room->g + row + 32, left_next, right_next);
-        MIXPI_P(tiled_put_pair)(pair, left, left_next);
-        MIXPI_P(tiled_put_pair)(pair + 512, right, right_next);
+        MIXPI_P(tiled_put_pair)(pair, pair + 1024, left, left_next);
+        MIXPI_P(tiled_put_pair)(pair + 512, pair + 1536, right, right_next);
     }
     return bad;
 }

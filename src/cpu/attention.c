@@ -305,15 +305,23 @@ MIXPI_K void MIXPI_P(queries_begin)(const mixpi_attention_job *job, mixpi_met_qu
     }
 }
 
-/* The scores that the queries have with a block of keys, of which those before `last` count. */
-MIXPI_V mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_met_queries *s, int64_t k0,
+/* The scores that the queries have with the next block of keys that the mask does not hide, from
+ * key k0 on. Keys before `last` count. n is 0 if there is none. */
+MIXPI_K mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_attention_job *job,
+                                                const mixpi_met_queries *s, int64_t k0,
                                                 int64_t last) {
     mixpi_some_scores at;
+    memset(&at, 0, sizeof at);
     at.head = s->head;
     at.query = s->q0;
-    at.key = k0;
-    at.n = mixpi_min(MIXPI_KEYS, last - k0);
-    at.masked = 0;
+    for (; k0 < last; k0 += MIXPI_KEYS) {
+        at.key = k0;
+        at.n = mixpi_min(MIXPI_KEYS, last - k0);
+        const int mask = mixpi_mask_does(&job->masks, at, s->rows);
+        at.masked = mask == MIXPI_MASK_ADDS;
+        if (mask != MIXPI_MASK_HIDES) return at;
+    }
+    at.n = 0;
     return at;
 }
 
@@ -352,7 +360,8 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
                                         int64_t q0) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
-    int64_t wide = h->wide, k0, last;
+    int64_t last;
+    mixpi_some_scores at;
     mixpi_met_queries s;
     s.head = head;
     s.q0 = q0;
@@ -364,15 +373,12 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
 
     /* Block by block of keys: scores, the running largest and sum, then values. */
     last = mixpi_keys_until(k, head, q0 + s.rows);
-    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
-        mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
-        const int mask = mixpi_mask_does(&job->masks, at, s.rows);
-        if (mask == MIXPI_MASK_HIDES) continue;
-        at.masked = mask == MIXPI_MASK_ADDS;
-        MIXPI_P(scores)
-        (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->columns + k0 * wide, s.scores);
+    at = MIXPI_P(queries_meet)(job, &s, 0, last);
+    for (; at.n; at = MIXPI_P(queries_meet)(job, &s, at.key + MIXPI_KEYS, last)) {
+        const int64_t first = at.key * h->wide, n = (at.n + 15) / 16 * 16;
+        MIXPI_P(scores)(h, s.rows, n, k->scale, room->q, room->columns + first, s.scores);
         MIXPI_P(queries_weigh)(job, &s, at);
-        MIXPI_P(add_by_queries)(h, s.rows, at.n, s.scores, room->v + k0 * wide, s.o);
+        MIXPI_P(add_by_queries)(h, s.rows, at.n, s.scores, room->v + first, s.o);
     }
     MIXPI_P(queries_end)(job, &s);
 }

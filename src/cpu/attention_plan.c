@@ -396,13 +396,13 @@ typedef struct mixpi_tiled_room {
     uint16_t *keys, *values;    /* two panels a block of keys; values are transposed       */
     unsigned char *bad;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
     uint16_t *rows;             /* a panel, before it is transposed                        */
-    uint16_t *q, *p;            /* transposed: a block of queries; their weights, in 2 parts */
-    uint16_t *weights;          /* weights, before they are transposed                     */
-    float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
+    uint16_t *q;                /* a block of queries, transposed                          */
+    uint16_t *weights;          /* weights in 2 parts, before they are transposed; or in f32 */
+    float *scores;              /* two blocks: MIXPI_KEYS x MIXPI_QUERIES                  */
     float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap or dropout; mask rows */
     float *factors;             /* a vector for each query: the factor of its old sums     */
     float *sums;                /* d rounded up to 32 by MIXPI_QUERIES: results            */
-    float *o;                   /* the same, by rows                                       */
+    float *o;                   /* a block's product with v, shaped as sums; results by rows */
     float *plain;               /* MIXPI_QUERIES rows of f32 and one more                  */
 } mixpi_tiled_room;
 
@@ -415,13 +415,12 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     room->bad = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
     room->rows = mixpi_carve_codes(&c, panel);
     room->q = mixpi_carve_codes(&c, panel);
-    room->p = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
     room->weights = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
-    room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->scores = mixpi_carve(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
     room->rows_of_scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->factors = mixpi_carve(&c, MIXPI_QUERIES * 16);
     room->sums = mixpi_carve(&c, mixpi_tiled_sums(h));
-    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->o = mixpi_carve(&c, mixpi_tiled_sums(h));
     room->plain = mixpi_carve(&c, (MIXPI_QUERIES + 1) * h->wide);
     return c.used;
 }

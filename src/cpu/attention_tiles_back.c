@@ -139,7 +139,8 @@ MIXPI_K void MIXPI_P(tiled_grads)(const mixpi_attention_grad_job *job,
     const mixp_attention_args *k = &job->k->forward;
     const int whole = m->at.n == MIXPI_KEYS && m->first >= MIXPI_KEYS && m->rows == MIXPI_QUERIES;
     const int masked = k->mask.data != NULL;
-    if (masked) MIXPI_P(tiled_mask)(k, &job->heads, m->at, m->rows, room->scores, room->plain.p);
+    if (masked) MIXPI_P(tiled_mask)(k, &job->heads, m->at, m->rows, room->scores, room->plain.p,
+                       NULL);
     for (int64_t i = 0; i < MIXPI_QUERIES; i += 16) {
         if (whole && masked) MIXPI_P(tiled_grads_body)(job, room, m, i, 1, 1);
         else if (masked) MIXPI_P(tiled_grads_body)(job, room, m, i, 0, 1);
@@ -187,8 +188,8 @@ MIXPI_K unsigned MIXPI_P(tiled_grad_operands)(const mixpi_tiled_grad_room *room,
                                       mixpi_vload(p + 48));
         bad |= MIXPI_P(tiled_put_row)(room->g + row, left, right);
         bad |= MIXPI_P(tiled_put_row)(room->g + row + 32, left_next, right_next);
-        MIXPI_P(tiled_put_pair)(pair, left, left_next);
-        MIXPI_P(tiled_put_pair)(pair + 512, right, right_next);
+        MIXPI_P(tiled_put_pair)(pair, pair + 1024, left, left_next);
+        MIXPI_P(tiled_put_pair)(pair + 512, pair + 1536, right, right_next);
     }
     return bad;
 }

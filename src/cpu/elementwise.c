@@ -14,11 +14,12 @@ MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, flo
 
 /* For x in [-104, 89] or NaN: e^x = 2^n (1 + the result), with an integer n. */
 MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
-    *n = mixpi_vmul(x, mixpi_vset(1.44269504f));
-#if MIXPI_PASS != 2                     /* elsewhere a NaN would become an integer */
-    *n = mixpi_vmax(*n, mixpi_vset(-151.0f));
+    *n = mixpi_vfma(x, mixpi_vset(1.44269504f), mixpi_vset(-0.0f));
+#if MIXPI_PASS == 2
+    *n = mixpi_vsub(mixpi_vadd(*n, mixpi_vset(12582912.0f)), mixpi_vset(12582912.0f));
+#else                                   /* a NaN would become an integer */
+    *n = mixpi_vround(mixpi_vmax(*n, mixpi_vset(-151.0f)));
 #endif
-    *n = mixpi_vround(*n);
     mixpi_v r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
     mixpi_v p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,

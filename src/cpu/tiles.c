@@ -162,6 +162,8 @@ typedef struct mixpi_tiles {
     int64_t     a_step;         /* from a step of a to the next; in place: 64              */
     const void *a_tail;         /* one more step of a, packed; NULL = none                 */
     const void *b;              /* packed, for all steps                                   */
+    int64_t     b_row;          /* split, and the four tiles of a step are side by side: bytes
+                                   from a row to the next; 0 = packed                      */
     int64_t     steps;          /* without the tail                                        */
     float      *c;              /* the sums: c(i, j) = c[i * c_row + j]                    */
     int64_t     c_row;
@@ -200,61 +202,42 @@ MIXPI_V void MIXPI_P(tiles_step)(const char *a, int64_t row, int64_t below, cons
     }
 }
 
-/* The packed tiles of a, and of b. */
+/* The packed tiles of a, and two tiles of b. */
 MIXPI_V void MIXPI_P(tiles_a)(const char *a, const int tall) {
     MIXPI_AMX_LOAD(4, a, 64);
     if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
 }
-MIXPI_V void MIXPI_P(tiles_b)(const char *b, const int wide) {
-    MIXPI_AMX_LOAD(6, b, 64);
-    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+MIXPI_V void MIXPI_P(tiles_b)(const char *b, int64_t row, const int wide) {
+    MIXPI_AMX_LOAD(6, b, row);
+    if (wide) MIXPI_AMX_LOAD(7, b + (row == 64 ? 1024 : 64), row);
 }
 
-/* A step of split operands: low by low, high a by low b, high by high, low a by high b. back: the
- * second product comes last, and the last one second. */
-MIXPI_V void MIXPI_P(tiles_step_split)(const char *a, const char *b, const int tall,
-                                       const int wide, const int back) {
-    MIXPI_P(tiles_a)(a + 2048, tall);
-    MIXPI_P(tiles_b)(b + 2048, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    if (back) MIXPI_P(tiles_b)(b, wide);
-    else MIXPI_P(tiles_a)(a, tall);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    if (back) MIXPI_P(tiles_a)(a, tall);
-    else MIXPI_P(tiles_b)(b, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    if (back) MIXPI_P(tiles_b)(b + 2048, wide);
-    else MIXPI_P(tiles_a)(a + 2048, tall);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-}
-
-/* A step of which only a is split, or only b: the low parts, then the high parts. */
-MIXPI_V void MIXPI_P(tiles_step_split_a)(const char *a, const char *b, const int tall,
-                                         const int wide) {
-    MIXPI_P(tiles_a)(a + 2048, tall);
-    MIXPI_P(tiles_b)(b, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    MIXPI_P(tiles_a)(a, tall);
+/* A part of a step of split operands: four products. Part 0 is low by low, or low by the operand
+ * that is not split. Then a changes to its high part, and b to its; for SPLIT_B and SPLIT_BACK
+ * first b, and then a. The last part has the low part again of what changed first. */
+MIXPI_V void MIXPI_P(tiles_part)(const char *a, const char *b, int64_t b_row, int part,
+                                 const int tall, const int wide, const int how) {
+    const int a_first = how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_A;
+    const int64_t row = b_row ? b_row : 64, b_low = b_row ? 128 : 2048;
+    if (part == 0) {
+        MIXPI_P(tiles_a)(a + (how == MIXPI_TILES_SPLIT_B ? 0 : 2048), tall);
+        MIXPI_P(tiles_b)(b + (how == MIXPI_TILES_SPLIT_A ? 0 : b_low), row, wide);
+    } else if (part % 2 == a_first) {
+        MIXPI_P(tiles_a)(a + (part == 3 ? 2048 : 0), tall);
+    } else {
+        MIXPI_P(tiles_b)(b + (part == 3 ? b_low : 0), row, wide);
+    }
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
 }
-MIXPI_V void MIXPI_P(tiles_step_split_b)(const char *a, const char *b, const int tall,
-                                         const int wide) {
-    MIXPI_P(tiles_a)(a, tall);
-    MIXPI_P(tiles_b)(b + 2048, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    MIXPI_P(tiles_b)(b, wide);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+MIXPI_V int MIXPI_P(tiles_parts)(const int how) {
+    if (how < MIXPI_TILES_SPLIT) return 1;
+    return how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_BACK ? 4 : 2;
 }
 
-MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
-                                 const int how) {
-    const int     back = how == MIXPI_TILES_SPLIT_BACK, both = how == MIXPI_TILES_SPLIT || back;
-    const int64_t row = t->a_row, below = t->a_below, step = t->a_step, line = t->c_row * 4;
-    const char   *a = (const char *)t->a, *b = (const char *)t->b;
-    uintptr_t     ask = t->ask;
-    float        *c = t->c, *low = c + 16 * t->c_row;
-
-    /* The sums begin at 0 or at c. */
+/* The sums begin at 0 or at c. */
+MIXPI_V void MIXPI_P(tiles_begin)(const mixpi_tiles *t, const int tall, const int wide) {
+    const int64_t line = t->c_row * 4;
+    float *c = t->c, *low = c + 16 * t->c_row;
     if (t->more) {
         MIXPI_AMX_LOAD(0, c, line);
         if (wide) MIXPI_AMX_LOAD(1, c + 16, line);
@@ -266,27 +249,45 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
         MIXPI_AMX_ZERO(2);
         MIXPI_AMX_ZERO(3);
     }
-
-    /* The steps. */
-    for (int64_t i = t->steps; i > 0; i--) {
-        if (both) MIXPI_P(tiles_step_split)(a, b, tall, wide, back);
-        else if (how == MIXPI_TILES_SPLIT_A) MIXPI_P(tiles_step_split_a)(a, b, tall, wide);
-        else if (how == MIXPI_TILES_SPLIT_B) MIXPI_P(tiles_step_split_b)(a, b, tall, wide);
-        else MIXPI_P(tiles_step)(a, row, below, b, tall, wide, how);
-        a += step;
-        b += both || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
-        uintptr_t next = ask;
-        for (int64_t r = t->asks; r > 0; r--, next += t->ask_row)
-            MIXPI_PREFETCH_FAR((const char *)next);
-        ask += t->ask_step;
-    }
-    if (how < MIXPI_TILES_SPLIT && t->a_tail)
-        MIXPI_P(tiles_step)((const char *)t->a_tail, 64, 1024, b, tall, wide, how);
-
+}
+MIXPI_V void MIXPI_P(tiles_end)(const mixpi_tiles *t, const int tall, const int wide) {
+    const int64_t line = t->c_row * 4;
+    float *c = t->c, *low = c + 16 * t->c_row;
     MIXPI_AMX_STORE(0, c, line);
     if (wide) MIXPI_AMX_STORE(1, c + 16, line);
     if (tall) MIXPI_AMX_STORE(2, low, line);
     if (tall && wide) MIXPI_AMX_STORE(3, low + 16, line);
+}
+
+/* A part of step i of t. */
+MIXPI_V void MIXPI_P(tiles_do)(const mixpi_tiles *t, int64_t i, int part, const int tall,
+                               const int wide, const int how) {
+    const int   splits_b = how >= MIXPI_TILES_SPLIT && how != MIXPI_TILES_SPLIT_A;
+    const char *a = (const char *)t->a + i * t->a_step;
+    const char *b = (const char *)t->b + i * (splits_b ? 4096 : 2048);
+    if (how < MIXPI_TILES_SPLIT) MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
+    else MIXPI_P(tiles_part)(a, b, t->b_row, part, tall, wide, how);
+}
+
+MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *from, const int tall, const int wide,
+                                 const int how) {
+    const mixpi_tiles t = *from;    /* a copy stays in registers */
+    const char *b = (const char *)t.b + t.steps * 2048;
+    uintptr_t ask = t.ask;
+    MIXPI_P(tiles_begin)(&t, tall, wide);
+    for (int64_t i = 0; i < t.steps; i++) {
+        MIXPI_P(tiles_do)(&t, i, 0, tall, wide, how);
+        if (MIXPI_P(tiles_parts)(how) > 1) MIXPI_P(tiles_do)(&t, i, 1, tall, wide, how);
+        if (MIXPI_P(tiles_parts)(how) > 2) MIXPI_P(tiles_do)(&t, i, 2, tall, wide, how);
+        if (MIXPI_P(tiles_parts)(how) > 2) MIXPI_P(tiles_do)(&t, i, 3, tall, wide, how);
+        uintptr_t next = ask;
+        for (int64_t r = t.asks; r > 0; r--, next += t.ask_row)
+            MIXPI_PREFETCH_FAR((const char *)next);
+        ask += t.ask_step;
+    }
+    if (how < MIXPI_TILES_SPLIT && t.a_tail)
+        MIXPI_P(tiles_step)((const char *)t.a_tail, 64, 1024, b, tall, wide, how);
+    MIXPI_P(tiles_end)(&t, tall, wide);
 }
 #undef MIXPI_TILES_DOTS
 #undef MIXPI_TILES_STEP_BY

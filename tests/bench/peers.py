@@ -388,6 +388,14 @@ def gemm(lib, a):
 
 # --- attention ---------------------------------------------------------------------------
 
+# Which keys a mask of 0 and -Inf hides. "0 or -Inf": chance hides each key of each query or not. The mean query sees
+# t / 2 keys there, t / 4 keys in a document, and some t / 4 in a window.
+HIDDEN = {
+    "0 or -Inf": lambda query, key, t: torch.rand(t, t) < 0.5,
+    "4 documents": lambda query, key, t: query // (t // 4) != key // (t // 4),
+    "a window": lambda query, key, t: (query - key).abs() >= t // 8,
+}
+
 # b, t, heads, d: a sequence of GPT-2, and a batch of short ones.
 ATTENTION = [(1, 1024, 12, 64), (16, 128, 4, 32)]
 
@@ -402,11 +410,12 @@ def attention(lib, a):
         for dtype in [d for d in (F32, BF16, F16) if NAME[d] in a.dtypes and (d != F16 or a.f16)]:
             sizes = [n * SIZE[dtype]] * 8 + [t * t * SIZE[dtype], b * heads * t * 4]
             memory = (ctypes.c_void_p * 10)(*(lib.peer_buffer(size) for size in sizes))
-            for kind, what in enumerate(("full", "causal", "a mask [t, t]", "0 or -Inf")):
-                if kind == 3 and not torch:
+            for kind, what in enumerate(("full", "causal", "a mask [t, t]", *HIDDEN)):
+                if kind >= 3 and not torch:
                     continue
-                if kind == 3:  # chance hides each key of each query or not
-                    hidden = torch.rand(t * t) < 0.5
+                if kind >= 3:
+                    i = torch.arange(t)
+                    hidden = HIDDEN[what](i[:, None], i[None], t).reshape(t * t)
                     view(memory[8], dtype, t * t).copy_(torch.where(hidden, -math.inf, 0.0))
                 for backward in (0, 1):
                     c = {
