@@ -64,7 +64,13 @@ MIXPI_LOOP void MIXPI_P(run_bf16)(void *dst, const void *src, int64_t n)
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
 typedef uint16_t MIXPI_P(words) __attribute__((__vector_size__(sizeof(mixpi_vbits))));
 
+/* sticky sets a bit where bits below it are set. */
 #if MIXPI_PASS == 2
+MIXPI_V mixpi_vbits MIXPI_P(sticky)(mixpi_vbits u, uint32_t bit) {
+    const __m512i set = _mm512_set1_epi32((int)bit), below = _mm512_set1_epi32((int)bit - 1);
+    const __mmask16 some = _mm512_test_epi32_mask((__m512i)u, below);
+    return (mixpi_vbits)_mm512_mask_or_epi32((__m512i)u, some, (__m512i)u, set);
+}
 MIXPI_V MIXPI_P(words) MIXPI_P(words_of)(mixpi_vbits a, mixpi_vbits b) {
     enum { how = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC };
     const __m256i low = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, (__m512)a, how);
@@ -80,6 +86,10 @@ MIXPI_V mixpi_vbits MIXPI_P(words_high)(MIXPI_P(words) a, MIXPI_P(words) b) {
     return (mixpi_vbits)_mm512_permutexvar_epi64(order, c);
 }
 #else
+MIXPI_V mixpi_vbits MIXPI_P(sticky)(mixpi_vbits u, uint32_t bit) {
+    const __m256i below = (__m256i)(u & (bit - 1u));
+    return u | (mixpi_vbits)_mm256_sign_epi32(_mm256_set1_epi32((int)bit), below);
+}
 MIXPI_V MIXPI_P(words) MIXPI_P(words_of)(mixpi_vbits a, mixpi_vbits b) {
     const __m128i low = _mm256_cvtps_ph((__m256)a, _MM_FROUND_TO_ZERO);
     const __m128i high = _mm256_cvtps_ph((__m256)b, _MM_FROUND_TO_ZERO);
@@ -95,14 +105,13 @@ MIXPI_V mixpi_vbits MIXPI_P(words_high)(MIXPI_P(words) a, MIXPI_P(words) b) {
 
 /* The codes of two registers of floats, in the upper bytes of words. */
 MIXPI_V MIXPI_P(words) MIXPI_P(words_codes)(mixp_dtype to, const float *s) {
-    const uint32_t lost = to == MIXP_F8_E4M3 ? 0x3FFFFu : 0x7FFFFu;
+    const uint32_t bit = to == MIXP_F8_E4M3 ? 0x40000u : 0x80000u;
     const MIXPI_P(words) none = { 0 };
     mixpi_vbits u[2];
     for (int k = 0; k < 2; k++) {
         mixpi_vreg x = mixpi_rload(s + k * MIXPI_LANES);
         if (to == MIXP_F8_E4M3) x *= 0.00390625f;
-        u[k] = mixpi_rbits(x);
-        u[k] |= ((u[k] & lost) + lost) & (lost + 1u);
+        u[k] = MIXPI_P(sticky)(mixpi_rbits(x), bit);
     }
     const MIXPI_P(words) h = MIXPI_P(words_of)(u[0], u[1]);
     const MIXPI_P(words) a =
