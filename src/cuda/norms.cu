@@ -365,9 +365,10 @@ __global__ void __launch_bounds__(kept_threads, 6)
         /* Write the row's gradient. */
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * rstd;
-        plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
+        if (col >= s.cols) continue;
+        typed_add_part<A>(s.da, r * s.cols, p, s.wide, d);
         if constexpr (A == MIXP_F32)
-            if (s.db.data && col < s.cols) plain_put8<Dy>(s.db.data, r * s.cols + col, d);
+            if (s.db.data) plain_put8<Dy>(s.db.data, r * s.cols + col, d);
     }
     if (s.partial) put_columns(s, p, dgamma, dbeta);
 }

@@ -86,7 +86,7 @@ __device__ inline float value_of(const LongSum &a) {
      : MIXPI_LAUNCH(kernel<team_threads>, grid_for(job.rows * team_threads, team_threads),  \
                     team_threads, 0, k.stream, job))
 
-/* MIXPI_ROWS for kernel<T, D>. D: the dtype of all its large arrays, or any_real. */
+/* MIXPI_ROWS for kernel<T, D>; see any_real. */
 #define MIXPI_TYPED_ROWS(kernel, D, k, job)                                               \
     (job.cols <= warp_cols                                                                \
      ? MIXPI_LAUNCH((kernel<warp_size, D>), grid_for(job.rows * warp_size, team_threads), \
@@ -163,28 +163,35 @@ __device__ inline void add_part(
     }
     put_part(a, row, p, wide, v);
 }
-/* get_part for an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
+/* Kernels whose D is a dtype have rows of whole vectors of that dtype: the compiler knows each part.
+ * Those of any_real have any rows. */
 const mixp_dtype any_real = MIXP_DTYPE_COUNT;
 
-template <mixp_dtype D>
-__device__ inline void plain_get_part(
-    const mixp_in &a, int64_t row, const Part &p, bool wide, float missing, float *v) {
-    if constexpr (D == any_real) get_part(a, row, p, wide, missing, v);
-    else if (wide && p.step == 1 && p.n == 8) plain_get8<D>(a.data, row + p.col, v);
-    else get_part(mixpi_in(a.data, D), row, p, false, missing, v);
+inline mixp_dtype typed_rows(bool wide, int64_t cols, mixp_dtype dtype) {
+    return wide && cols % 8 == 0 ? dtype : any_real;
 }
 template <mixp_dtype D>
-__device__ inline void plain_add_part(
+__device__ inline Part typed_part(int64_t cols, int64_t start, int team, int rank) {
+    const Part whole = { start + 8 * (int64_t)rank, 8, 1 };
+    return D == any_real ? part_of(cols, start, team, rank) : whole;
+}
+template <mixp_dtype D>
+__device__ inline void typed_get_part(
+    const mixp_in &a, int64_t row, const Part &p, bool wide, float missing, float *v) {
+    if constexpr (D == any_real) get_part(a, row, p, wide, missing, v);
+    else plain_get8<D>(a.data, row + p.col, v);
+}
+template <mixp_dtype D>
+__device__ inline void typed_add_part(
     const mixp_out &a, int64_t row, const Part &p, bool wide, float *v) {
     float had[8];
     if (a.accumulate) {
-        plain_get_part<D>(as_in(a), row, p, wide, 0.0f, had);
+        typed_get_part<D>(as_in(a), row, p, wide, 0.0f, had);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] += had[k];
     }
     if constexpr (D == any_real) put_part(a, row, p, wide, v);
-    else if (wide && p.step == 1 && p.n == 8) plain_put8<D>(a.data, row + p.col, v);
-    else put_part(mixpi_out_to(a.data, D, 0), row, p, false, v);
+    else plain_put8<D>(a.data, row + p.col, v);
 }
 
 /* An absent array reads as `otherwise` everywhere. */
@@ -201,6 +208,12 @@ __device__ inline void get_part_or(
 /* Goes through a row, a Part p at a time. */
 #define MIXPI_PARTS(p, cols, team, rank)                                                  \
     for (int64_t at_ = 0; at_ < (cols) && (p = part_of(cols, at_, team, rank), true);     \
+         at_ += 8 * (int64_t)(team))
+
+/* The same in a kernel with a D; a thread of a row of vectors has no part beyond the row. */
+#define MIXPI_TYPED_PARTS(D, p, cols, team, rank)                                         \
+    for (int64_t at_ = 0; at_ < (cols) - (D == any_real ? 0 : 8 * (int64_t)(rank)) &&     \
+                          (p = typed_part<D>(cols, at_, team, rank), true);               \
          at_ += 8 * (int64_t)(team))
 
 /* e^x; 0 where e^x is below 2^-126 (x < -87.3). */

@@ -28,6 +28,14 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     all.sum = team_sum<T>(e.sum * exp_of(e.top - base_of(all.top)));
     return all;
 }
+/* Replaces column `at` of a part, if the part has that column. */
+__device__ inline void set_column(const Part &p, int64_t at, float x, float *v) {
+    const int k_at = (int)(at - p.col);
+    if ((unsigned)k_at >= (unsigned)(8 * p.step)) return;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        if (k * p.step == k_at) v[k] = x;
+}
 /* Of a row without column `but`; -1: of all its columns. */
 template <int T, mixp_dtype D = any_real>
 __device__ inline Exponents row_exponents(
@@ -36,13 +44,9 @@ __device__ inline Exponents row_exponents(
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
     Part p;
-    MIXPI_PARTS(p, cols, T, rank) {
-        plain_get_part<D>(a, row, p, wide, minus_infinity(), v);
-        if (but >= p.col && but - p.col < 8 * p.step) {
-            MIXPI_UNROLL
-            for (int k = 0; k < 8; k++)
-                if (p.col + k * p.step == but) v[k] = minus_infinity();
-        }
+    MIXPI_TYPED_PARTS(D, p, cols, T, rank) {
+        typed_get_part<D>(a, row, p, wide, minus_infinity(), v);
+        set_column(p, but, minus_infinity(), v);
         add_exponents(e, v);
     }
     return team_exponents<T>(e);
@@ -357,9 +361,9 @@ __global__ void __launch_bounds__(team_threads, 3)
 
         /* Write the row's gradient. */
         Part p;
-        MIXPI_PARTS(p, s.cols, T, rank) {
+        MIXPI_TYPED_PARTS(D, p, s.cols, T, rank) {
             const int hot_at = (int)(target - p.col);
-            if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
+            if (!ignored) typed_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
                 float others = d.others, share = s.logs ? 0.0f : exp_of(v[k] - top) * rsum;
@@ -367,7 +371,7 @@ __global__ void __launch_bounds__(team_threads, 3)
                 if (s.weights && k < p.n) others *= s.weights[p.col + k * p.step];
                 v[k] = ignored ? 0.0f : (share - others) * d.by;
             }
-            plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+            typed_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
     }
 }
@@ -391,19 +395,20 @@ __global__ void __launch_bounds__(1024) entropy_count(const __grid_constant__ En
     if (threadIdx.x == 0) *s.counted = (float)count;
 }
 
-/* Starts the copy of 8 elements of a row to shared memory. Does nothing if the row is absent. */
-template <mixp_dtype D>
-__device__ inline void fetch_part(const EntropyBothJob &s, int64_t row, int64_t col) {
-    MIXPI_DYNAMIC_SHARED(char, kept);
-    const int64_t at = col * dtype_bytes(D);
-    const char *from = (const char *)s.logits.data + row * s.kept + at;
-    if (row >= s.rows || at >= s.kept) return;
-    cp_async_16(kept + at, from, 16);
-    if (D == MIXP_F32) cp_async_16(kept + at + 16, from + 16, 16);
+/* The row to fetch into shared memory; NULL: there is no such row, or rows do not stay there. */
+__device__ inline const char *row_to_fetch(const EntropyBothJob &s, int64_t row) {
+    return s.kept && row < s.rows ? (const char *)s.logits.data + row * s.kept : NULL;
 }
-template <mixp_dtype D> __device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
-    for (int64_t col = 8 * (int64_t)threadIdx.x; col < s.cols; col += 8 * team_threads)
-        fetch_part<D>(s, row, col);
+/* Starts the copy of a row's 8 elements from `col`. */
+template <mixp_dtype D> __device__ inline void fetch_part(const char *row, int64_t col) {
+    MIXPI_DYNAMIC_SHARED(char, kept);
+    const int at = (int)col * dtype_bytes(D);
+    cp_async_16(kept + at, row + at, 16);
+    if (D == MIXP_F32) cp_async_16(kept + at + 16, row + at + 16, 16);
+}
+template <mixp_dtype D> __device__ inline void fetch_row(const EntropyBothJob &s, const char *row) {
+    for (int64_t col = 8 * (int64_t)threadIdx.x; row && col < s.cols; col += 8 * team_threads)
+        fetch_part<D>(row, col);
     cp_async_commit();
 }
 template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
@@ -412,11 +417,11 @@ template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
     return mixpi_in(kept, D);
 }
 
-/* As entropy_back_rows: the row's gradient, from `a` at `from`. If rows stay in shared memory, row
- * `next` overwrites each part after the part's gradient is stored. */
+/* As entropy_back_rows: the row's gradient, from `a` at `from`. Row `next`, unless it is NULL,
+ * overwrites each part in shared memory after the part's gradient is stored. */
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-    int64_t from, const RowExponents &e, int64_t next) {
+    int64_t from, const RowExponents &e, const char *next) {
     /* Find the factors of the row's gradient. */
     const int32_t target = s.targets[r];
     const bool ignored = target == s.ignore;
@@ -428,19 +433,17 @@ __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp
 
     /* Write the gradient part by part, and fetch the next row's part in its place. */
     const int rank = (int)threadIdx.x % T;
+    const float hot = (at_target - others) * by;
     float v[8];
     Part p;
-    MIXPI_PARTS(p, s.cols, T, rank) {
-        const int hot_at = (int)(target - p.col);
-        if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
+    MIXPI_TYPED_PARTS(D, p, s.cols, T, rank) {
+        if (!ignored) typed_get_part<D>(a, from, p, s.wide, 0.0f, v);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) {
-            const float share = exp_of(v[k] - e.top) * rsum;
-            v[k] = ignored ? 0.0f : ((k * p.step == hot_at ? at_target : share) - others) * by;
-        }
-        if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
-        else put_part(s.dlogits, r * s.cols, p, s.wide, v);
-        if (T == team_threads && s.kept) fetch_part<D>(s, next, p.col);
+        for (int k = 0; k < 8; k++)
+            v[k] = ignored ? 0.0f : (exp_of(v[k] - e.top) * rsum - others) * by;
+        set_column(p, ignored ? -1 : target, hot, v);
+        typed_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+        if (T == team_threads && next) fetch_part<D>(next, p.col);
     }
     if (T == team_threads && s.kept) cp_async_commit();
 }
@@ -450,7 +453,7 @@ __global__ void __launch_bounds__(team_threads, 3)
     entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
     const bool kept = T == team_threads && s.kept;
     const int rank = (int)threadIdx.x % T;
-    if (kept) fetch_row<D>(s, team_first<T>());
+    if (kept) fetch_row<D>(s, row_to_fetch(s, team_first<T>()));
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         float at_target = target_value(s, r), below = 0.0f;
         mixp_in a = kept ? fetched_row<D>() : s.logits;
@@ -463,7 +466,7 @@ __global__ void __launch_bounds__(team_threads, 3)
 
         /* Write the gradient. dlogits may be logits: lane 0 has read its target by now. */
         __syncwarp();
-        put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
+        put_slopes<T, D>(s, r, a, from, e, row_to_fetch(s, r + team_step<T>()));
     }
 }
 
@@ -493,19 +496,21 @@ static mixp_result mixpi_cuda_softmax_backward(
 }
 
 static cudaError_t mixpi_cuda_launch_entropy(const Kernel &on, const EntropyJob &job) {
-    switch (job.logits.dtype) {
+    switch ((int)typed_rows(job.wide, job.cols, job.logits.dtype)) {
     case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
     case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
-    default: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    case MIXP_F32: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    default: return MIXPI_TYPED_ROWS(entropy_rows, any_real, on, job);
     }
 }
 
 static cudaError_t mixpi_cuda_launch_entropy_back(const Kernel &on, const EntropyBackJob &job) {
-    if (job.logits.dtype == MIXP_F16 && job.dlogits.dtype == MIXP_F16)
-        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
-    if (job.logits.dtype == MIXP_BF16 && job.dlogits.dtype == MIXP_BF16)
-        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_BF16, on, job);
-    return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
+    const bool typed = job.wide && job.logits.dtype == job.dlogits.dtype;
+    switch ((int)typed_rows(typed, job.cols, job.logits.dtype)) {
+    case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
+    case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_BF16, on, job);
+    default: return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
+    }
 }
 
 static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
@@ -556,10 +561,11 @@ static cudaError_t mixpi_cuda_launch_both_of(const Kernel &on, const EntropyBoth
     return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
 }
 static cudaError_t mixpi_cuda_launch_both(const Kernel &on, const EntropyBothJob &job) {
-    switch (job.logits.dtype) {
+    switch ((int)typed_rows(job.wide, job.cols, job.logits.dtype)) {
     case MIXP_F16: return mixpi_cuda_launch_both_of<MIXP_F16>(on, job);
     case MIXP_BF16: return mixpi_cuda_launch_both_of<MIXP_BF16>(on, job);
-    default: return mixpi_cuda_launch_both_of<MIXP_F32>(on, job);
+    case MIXP_F32: return mixpi_cuda_launch_both_of<MIXP_F32>(on, job);
+    default: return mixpi_cuda_launch_both_of<any_real>(on, job);
     }
 }
 
@@ -583,7 +589,7 @@ static mixp_result mixpi_cuda_cross_entropy_both(
     job.dlogits = k->dlogits;
     job.scale = k->scale;
     job.share = k->share;
-    job.wide = is_wide(job.logits) && is_wide(job.dlogits);
+    job.wide = is_wide(job.logits) && is_wide(job.dlogits) && job.logits.dtype == job.dlogits.dtype;
     job.kept = mixpi_cuda_kept_row(job, on.state->most_shared);
     job.losses = (double *)scratch_of(x, (size_t)job.rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;

@@ -311,11 +311,13 @@ static void embedding_backward_body(void) {
 }
 static void embedding_backward(void) { in_all_schedules(embedding_backward_body); }
 
-/* More ids than blocks: a block has two of them, and sorts; the second time more rows than it
- * has threads. */
+/* Blocks of several ids, most without rows; more rows than a warp reads at a time; more than 8 rows of an
+ * id, in vectors of 8 columns. */
 static void embedding_sorted_body(void) {
-    embed_back_with(300, 1, 1027, 5, 1);
-    embed_back_with(700, 1, 1027, 2, 0);
+    embed_back_with(300, 1, 513, 400, 1);
+    embed_back_with(2100, 1, 257, 2, 0);
+    embed_back_with(60, 264, 3, 3, 1);
+    embed_back_with(60, 16, 3, 3, 0);
 }
 static void embedding_sorted(void) { in_all_schedules(embedding_sorted_body); }
 
@@ -491,7 +493,7 @@ static void entropy_both_body(void) {
 /* A row of GPT-2's logits stays in the 99 KB of capabilities 8.6, 8.9 and 12.0. */
 static void a_row_of_gpt2_body(void) {
     cudasim::count.shared = 0;
-    entropy_both_with(MIXP_BF16, 2, 50304, 0);
+    entropy_both_with(MIXP_BF16, 2, 50304, 1);
     CHECK_INT(cudasim::count.shared, 50304 * 2);
 }
 static void a_row_of_gpt2_stays(void) {

@@ -142,12 +142,14 @@ plant norm_join            'norm_back_join: no barrier' \
     cuda_rows norm_backward 's/__syncthreads();//'
 plant norm_join_end        'norm_back_join: one row of sums too many' \
     cuda_rows norm_backward 's/i < join_rows/i <= join_rows/'
-plant embedding_list       'embedding: a list overwritten in its use' \
-    cuda_rows embedding_sorted 's/__syncthreads();//'
+plant embedding_next       'embedding: a place read in the middle of its change' \
+    cuda_rows embedding_sorted 's/__syncwarp();//'
+plant embedding_ahead      'embedding: 8 rows ahead are the first of them' \
+    cuda_rows embedding_sorted 's/order\[i + r\]/order[i]/'
 plant embedding_absent     'embedding: an absent id is not cleared' \
     cuda_rows embedding_backward 's/(i == end && [a-z.]*)/i == end/'
 plant entropy_hot          'cross_entropy: the target of another column' \
-    cuda_rows cross_entropy 's/(k \* p.step == hot_at ? /(k == hot_at ? /'
+    cuda_rows cross_entropy 's/k \* p.step == hot_at/k == hot_at/'
 plant entropy_ignored      'cross_entropy: ignored rows count' \
     cuda_rows cross_entropy_of_many_rows 's/target.k. != s.ignore/1/'
 plant entropy_ahead        'cross_entropy: the mean takes one row for eight' \

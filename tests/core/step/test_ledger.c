@@ -192,7 +192,7 @@ static void the_model_is_near_an_h100(void) {
 /* Predictions for an H200; whoever changes the model sees them here. */
 static void predictions_stay(void) {
     static const struct { int level, epilogues; double ms; } want[] = {
-        { 2, 0, 113.0 }, { 1, 0, 116.93 }, { 2, JOINED, 110.22 }, { 1, JOINED, 114.14 } };
+        { 2, 0, 112.42 }, { 1, 0, 116.34 }, { 2, JOINED, 109.64 }, { 1, JOINED, 113.56 } };
     for (int i = 0; i < 4; i++)
         CHECK_NEAR(1e3 * step_on("H200", want[i].level, want[i].epilogues).seconds, want[i].ms,
                    0.06);
