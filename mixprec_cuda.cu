@@ -4547,7 +4547,7 @@ __device__ inline float value_of(const LongSum &a) {
      : MIXPI_LAUNCH(kernel<team_threads>, grid_for(job.rows * team_threads, team_threads),  \
                     team_threads, 0, k.stream, job))
 
-/* MIXPI_ROWS for kernel<T, D>. D: the dtype of all its large arrays, or any_real. */
+/* MIXPI_ROWS for kernel<T, D>; see any_real. */
 #define MIXPI_TYPED_ROWS(kernel, D, k, job)                                               \
     (job.cols <= warp_cols                                                                \
      ? MIXPI_LAUNCH((kernel<warp_size, D>), grid_for(job.rows * warp_size, team_threads), \
@@ -4624,28 +4624,35 @@ __device__ inline void add_part(
     }
     put_part(a, row, p, wide, v);
 }
-/* get_part for an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
+/* Kernels whose D is a dtype have rows of whole vectors of that dtype: the compiler knows each part.
+ * Those of any_real have any rows. */
 const mixp_dtype any_real = MIXP_DTYPE_COUNT;
 
-template <mixp_dtype D>
-__device__ inline void plain_get_part(
-    const mixp_in &a, int64_t row, const Part &p, bool wide, float missing, float *v) {
-    if constexpr (D == any_real) get_part(a, row, p, wide, missing, v);
-    else if (wide && p.step == 1 && p.n == 8) plain_get8<D>(a.data, row + p.col, v);
-    else get_part(mixpi_in(a.data, D), row, p, false, missing, v);
+inline mixp_dtype typed_rows(bool wide, int64_t cols, mixp_dtype dtype) {
+    return wide && cols % 8 == 0 ? dtype : any_real;
 }
 template <mixp_dtype D>
-__device__ inline void plain_add_part(
+__device__ inline Part typed_part(int64_t cols, int64_t start, int team, int rank) {
+    const Part whole = { start + 8 * (int64_t)rank, 8, 1 };
+    return D == any_real ? part_of(cols, start, team, rank) : whole;
+}
+template <mixp_dtype D>
+__device__ inline void typed_get_part(
+    const mixp_in &a, int64_t row, const Part &p, bool wide, float missing, float *v) {
+    if constexpr (D == any_real) get_part(a, row, p, wide, missing, v);
+    else plain_get8<D>(a.data, row + p.col, v);
+}
+template <mixp_dtype D>
+__device__ inline void typed_add_part(
     const mixp_out &a, int64_t row, const Part &p, bool wide, float *v) {
     float had[8];
     if (a.accumulate) {
-        plain_get_part<D>(as_in(a), row, p, wide, 0.0f, had);
+        typed_get_part<D>(as_in(a), row, p, wide, 0.0f, had);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] += had[k];
     }
     if constexpr (D == any_real) put_part(a, row, p, wide, v);
-    else if (wide && p.step == 1 && p.n == 8) plain_put8<D>(a.data, row + p.col, v);
-    else put_part(mixpi_out_to(a.data, D, 0), row, p, false, v);
+    else plain_put8<D>(a.data, row + p.col, v);
 }
 
 /* An absent array reads as `otherwise` everywhere. */
@@ -4662,6 +4669,12 @@ __device__ inline void get_part_or(
 /* Goes through a row, a Part p at a time. */
 #define MIXPI_PARTS(p, cols, team, rank)                                                  \
     for (int64_t at_ = 0; at_ < (cols) && (p = part_of(cols, at_, team, rank), true);     \
+         at_ += 8 * (int64_t)(team))
+
+/* The same in a kernel with a D; a thread of a row of vectors has no part beyond the row. */
+#define MIXPI_TYPED_PARTS(D, p, cols, team, rank)                                         \
+    for (int64_t at_ = 0; at_ < (cols) - (D == any_real ? 0 : 8 * (int64_t)(rank)) &&     \
+                          (p = typed_part<D>(cols, at_, team, rank), true);               \
          at_ += 8 * (int64_t)(team))
 
 /* e^x; 0 where e^x is below 2^-126 (x < -87.3). */
@@ -4710,6 +4723,14 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     all.sum = team_sum<T>(e.sum * exp_of(e.top - base_of(all.top)));
     return all;
 }
+/* Replaces column `at` of a part, if the part has that column. */
+__device__ inline void set_column(const Part &p, int64_t at, float x, float *v) {
+    const int k_at = (int)(at - p.col);
+    if ((unsigned)k_at >= (unsigned)(8 * p.step)) return;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        if (k * p.step == k_at) v[k] = x;
+}
 /* Of a row without column `but`; -1: of all its columns. */
 template <int T, mixp_dtype D = any_real>
 __device__ inline Exponents row_exponents(
@@ -4718,13 +4739,9 @@ __device__ inline Exponents row_exponents(
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
     Part p;
-    MIXPI_PARTS(p, cols, T, rank) {
-        plain_get_part<D>(a, row, p, wide, minus_infinity(), v);
-        if (but >= p.col && but - p.col < 8 * p.step) {
-            MIXPI_UNROLL
-            for (int k = 0; k < 8; k++)
-                if (p.col + k * p.step == but) v[k] = minus_infinity();
-        }
+    MIXPI_TYPED_PARTS(D, p, cols, T, rank) {
+        typed_get_part<D>(a, row, p, wide, minus_infinity(), v);
+        set_column(p, but, minus_infinity(), v);
         add_exponents(e, v);
     }
     return team_exponents<T>(e);
@@ -5039,9 +5056,9 @@ __global__ void __launch_bounds__(team_threads, 3)
 
         /* Write the row's gradient. */
         Part p;
-        MIXPI_PARTS(p, s.cols, T, rank) {
+        MIXPI_TYPED_PARTS(D, p, s.cols, T, rank) {
             const int hot_at = (int)(target - p.col);
-            if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
+            if (!ignored) typed_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
                 float others = d.others, share = s.logs ? 0.0f : exp_of(v[k] - top) * rsum;
@@ -5049,7 +5066,7 @@ __global__ void __launch_bounds__(team_threads, 3)
                 if (s.weights && k < p.n) others *= s.weights[p.col + k * p.step];
                 v[k] = ignored ? 0.0f : (share - others) * d.by;
             }
-            plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+            typed_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
     }
 }
@@ -5073,19 +5090,20 @@ __global__ void __launch_bounds__(1024) entropy_count(const __grid_constant__ En
     if (threadIdx.x == 0) *s.counted = (float)count;
 }
 
-/* Starts the copy of 8 elements of a row to shared memory. Does nothing if the row is absent. */
-template <mixp_dtype D>
-__device__ inline void fetch_part(const EntropyBothJob &s, int64_t row, int64_t col) {
-    MIXPI_DYNAMIC_SHARED(char, kept);
-    const int64_t at = col * dtype_bytes(D);
-    const char *from = (const char *)s.logits.data + row * s.kept + at;
-    if (row >= s.rows || at >= s.kept) return;
-    cp_async_16(kept + at, from, 16);
-    if (D == MIXP_F32) cp_async_16(kept + at + 16, from + 16, 16);
+/* The row to fetch into shared memory; NULL: there is no such row, or rows do not stay there. */
+__device__ inline const char *row_to_fetch(const EntropyBothJob &s, int64_t row) {
+    return s.kept && row < s.rows ? (const char *)s.logits.data + row * s.kept : NULL;
 }
-template <mixp_dtype D> __device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
-    for (int64_t col = 8 * (int64_t)threadIdx.x; col < s.cols; col += 8 * team_threads)
-        fetch_part<D>(s, row, col);
+/* Starts the copy of a row's 8 elements from `col`. */
+template <mixp_dtype D> __device__ inline void fetch_part(const char *row, int64_t col) {
+    MIXPI_DYNAMIC_SHARED(char, kept);
+    const int at = (int)col * dtype_bytes(D);
+    cp_async_16(kept + at, row + at, 16);
+    if (D == MIXP_F32) cp_async_16(kept + at + 16, row + at + 16, 16);
+}
+template <mixp_dtype D> __device__ inline void fetch_row(const EntropyBothJob &s, const char *row) {
+    for (int64_t col = 8 * (int64_t)threadIdx.x; row && col < s.cols; col += 8 * team_threads)
+        fetch_part<D>(row, col);
     cp_async_commit();
 }
 template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
@@ -5094,11 +5112,11 @@ template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
     return mixpi_in(kept, D);
 }
 
-/* As entropy_back_rows: the row's gradient, from `a` at `from`. If rows stay in shared memory, row
- * `next` overwrites each part after the part's gradient is stored. */
+/* As entropy_back_rows: the row's gradient, from `a` at `from`. Row `next`, unless it is NULL,
+ * overwrites each part in shared memory after the part's gradient is stored. */
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-    int64_t from, const RowExponents &e, int64_t next) {
+    int64_t from, const RowExponents &e, const char *next) {
     /* Find the factors of the row's gradient. */
     const int32_t target = s.targets[r];
     const bool ignored = target == s.ignore;
@@ -5110,19 +5128,17 @@ __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp
 
     /* Write the gradient part by part, and fetch the next row's part in its place. */
     const int rank = (int)threadIdx.x % T;
+    const float hot = (at_target - others) * by;
     float v[8];
     Part p;
-    MIXPI_PARTS(p, s.cols, T, rank) {
-        const int hot_at = (int)(target - p.col);
-        if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
+    MIXPI_TYPED_PARTS(D, p, s.cols, T, rank) {
+        if (!ignored) typed_get_part<D>(a, from, p, s.wide, 0.0f, v);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) {
-            const float share = exp_of(v[k] - e.top) * rsum;
-            v[k] = ignored ? 0.0f : ((k * p.step == hot_at ? at_target : share) - others) * by;
-        }
-        if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
-        else put_part(s.dlogits, r * s.cols, p, s.wide, v);
-        if (T == team_threads && s.kept) fetch_part<D>(s, next, p.col);
+        for (int k = 0; k < 8; k++)
+            v[k] = ignored ? 0.0f : (exp_of(v[k] - e.top) * rsum - others) * by;
+        set_column(p, ignored ? -1 : target, hot, v);
+        typed_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+        if (T == team_threads && next) fetch_part<D>(next, p.col);
     }
     if (T == team_threads && s.kept) cp_async_commit();
 }
@@ -5132,7 +5148,7 @@ __global__ void __launch_bounds__(team_threads, 3)
     entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
     const bool kept = T == team_threads && s.kept;
     const int rank = (int)threadIdx.x % T;
-    if (kept) fetch_row<D>(s, team_first<T>());
+    if (kept) fetch_row<D>(s, row_to_fetch(s, team_first<T>()));
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         float at_target = target_value(s, r), below = 0.0f;
         mixp_in a = kept ? fetched_row<D>() : s.logits;
@@ -5145,7 +5161,7 @@ __global__ void __launch_bounds__(team_threads, 3)
 
         /* Write the gradient. dlogits may be logits: lane 0 has read its target by now. */
         __syncwarp();
-        put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
+        put_slopes<T, D>(s, r, a, from, e, row_to_fetch(s, r + team_step<T>()));
     }
 }
 
@@ -5175,19 +5191,21 @@ static mixp_result mixpi_cuda_softmax_backward(
 }
 
 static cudaError_t mixpi_cuda_launch_entropy(const Kernel &on, const EntropyJob &job) {
-    switch (job.logits.dtype) {
+    switch ((int)typed_rows(job.wide, job.cols, job.logits.dtype)) {
     case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
     case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
-    default: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    case MIXP_F32: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    default: return MIXPI_TYPED_ROWS(entropy_rows, any_real, on, job);
     }
 }
 
 static cudaError_t mixpi_cuda_launch_entropy_back(const Kernel &on, const EntropyBackJob &job) {
-    if (job.logits.dtype == MIXP_F16 && job.dlogits.dtype == MIXP_F16)
-        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
-    if (job.logits.dtype == MIXP_BF16 && job.dlogits.dtype == MIXP_BF16)
-        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_BF16, on, job);
-    return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
+    const bool typed = job.wide && job.logits.dtype == job.dlogits.dtype;
+    switch ((int)typed_rows(typed, job.cols, job.logits.dtype)) {
+    case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
+    case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_BF16, on, job);
+    default: return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
+    }
 }
 
 static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
@@ -5238,10 +5256,11 @@ static cudaError_t mixpi_cuda_launch_both_of(const Kernel &on, const EntropyBoth
     return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
 }
 static cudaError_t mixpi_cuda_launch_both(const Kernel &on, const EntropyBothJob &job) {
-    switch (job.logits.dtype) {
+    switch ((int)typed_rows(job.wide, job.cols, job.logits.dtype)) {
     case MIXP_F16: return mixpi_cuda_launch_both_of<MIXP_F16>(on, job);
     case MIXP_BF16: return mixpi_cuda_launch_both_of<MIXP_BF16>(on, job);
-    default: return mixpi_cuda_launch_both_of<MIXP_F32>(on, job);
+    case MIXP_F32: return mixpi_cuda_launch_both_of<MIXP_F32>(on, job);
+    default: return mixpi_cuda_launch_both_of<any_real>(on, job);
     }
 }
 
@@ -5265,7 +5284,7 @@ static mixp_result mixpi_cuda_cross_entropy_both(
     job.dlogits = k->dlogits;
     job.scale = k->scale;
     job.share = k->share;
-    job.wide = is_wide(job.logits) && is_wide(job.dlogits);
+    job.wide = is_wide(job.logits) && is_wide(job.dlogits) && job.logits.dtype == job.dlogits.dtype;
     job.kept = mixpi_cuda_kept_row(job, on.state->most_shared);
     job.losses = (double *)scratch_of(x, (size_t)job.rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
@@ -5644,9 +5663,10 @@ __global__ void __launch_bounds__(kept_threads, 6)
         /* Write the row's gradient. */
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * rstd;
-        plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
+        if (col >= s.cols) continue;
+        typed_add_part<A>(s.da, r * s.cols, p, s.wide, d);
         if constexpr (A == MIXP_F32)
-            if (s.db.data && col < s.cols) plain_put8<Dy>(s.db.data, r * s.cols + col, d);
+            if (s.db.data) plain_put8<Dy>(s.db.data, r * s.cols + col, d);
     }
     if (s.partial) put_columns(s, p, dgamma, dbeta);
 }
@@ -5805,6 +5825,7 @@ struct EmbeddingBackJob : mixp_embedding_backward_args {
     FaultFlag fault;
     int32_t  *bag;              /* of bags: the bag of each id, and its factor             */
     float    *factor;
+    bool      wide;
 };
 
 /* Copies a row's bits with a warp: from element `from` of the table to element `to` of y. */
@@ -5957,14 +5978,8 @@ __global__ void __launch_bounds__(team_threads)
     }
 }
 
-/* The id of row i of an embedding's gradient; -1: it adds to no row. */
-__device__ inline int32_t id_of_row(const EmbeddingBackJob &s, int64_t i) {
-    if (s.bag && (s.bag[i] < 0 || s.ids[i] == s.bags.padding)) return -1;
-    return s.ids[i];
-}
-
 /* Adds to a sum what id i of a bag adds to column col of its row. */
-__device__ inline float add_row(const EmbeddingBackJob &s, int64_t i, int64_t col, float sum) {
+__device__ inline float add_of_bag(const EmbeddingBackJob &s, int64_t i, int64_t col, float sum) {
     const int64_t at = (int64_t)s.bag[i] * s.cols + col;
     if (!s.bags.largest) return fmaf(s.factor[i], get1(s.dy, at), sum);
     return s.bags.largest[at] == i ? __fadd_rn(sum, get1(s.dy, at)) : sum;
@@ -5973,115 +5988,158 @@ __device__ inline float add_row(const EmbeddingBackJob &s, int64_t i, int64_t co
 /* The backward pass sorts the rows of dy by their id, stably, then adds the rows of each id in
  * order, in f32, and rounds once.
  *
- * The sort: a block owns up to 256 consecutive ids, [low, high). It counts the rows with smaller
- * ids, which gives the place where its own rows begin. It collects the rows that have its ids, and
- * places them, one thread per id. No block waits for another. */
+ * The sort: a block owns up to 256 consecutive ids, [low, high), and each of its warps a share of
+ * all rows. A warp counts the rows of each id in its share, which gives the places where they
+ * begin. Then it places them, 32 rows at a time. No block waits for another. */
 struct Sorted {
-    int64_t *list, *order;      /* rows: by block, then by id                              */
+    int64_t *order;             /* rows, by id                                             */
     int64_t *start;             /* vocab + 1: where an id's rows begin in `order`          */
 };
-const int64_t id_blocks = 1024;
-const int     ids_each = 4;     /* ids that a thread reads at a time                       */
+const int64_t id_blocks = 256;
+const int     sort_warps = team_threads / warp_size;
+const int     ids_ahead = 8;    /* ids that a thread loads at a time                       */
 
-/* Rows whose id lies in [low, high), in order, to `to`. */
-__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
-    const int64_t tile = ids_each * (int64_t)blockDim.x;
-    int64_t done = 0;
-    for (int64_t first = 0; first < s.rows; first += tile) {
-        /* Count the thread's rows, and those of the threads before it. */
-        const int64_t i = first + ids_each * (int64_t)threadIdx.x;
-        int mine = 0, all;
-        for (int k = 0; k < ids_each; k++)
-            mine += i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high;
-        int at = block_scan(mine, &all) - mine;
-
-        /* Write the thread's rows after them. */
-        for (int k = 0; k < ids_each; k++)
-            if (i + k < s.rows && id_of_row(s, i + k) >= low && id_of_row(s, i + k) < high)
-                to[done + at++] = i + k;
-        done += all;
+/* The ids of rows i, i + 32, ... before `end`; -1: there is no such row, or it adds to no id. */
+__device__ inline void read_ids(const EmbeddingBackJob &s, int64_t i, int64_t end, int32_t *id) {
+    MIXPI_UNROLL
+    for (int k = 0; k < ids_ahead; k++)
+        id[k] = i + k * warp_size < end ? s.ids[i + k * warp_size] : -1;
+    if (!s.bag) return;
+    MIXPI_UNROLL
+    for (int k = 0; k < ids_ahead; k++) {
+        const int64_t row = i + k * warp_size;
+        if (row < end && (s.bag[row] < 0 || id[k] == s.bags.padding)) id[k] = -1;
     }
 }
 
-/* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
- * unless `to` is NULL. */
-__device__ inline int64_t place_by_id(
-    const EmbeddingBackJob &s, int64_t low, const int64_t *list, int64_t n, int64_t *to) {
-    MIXPI_SHARED(int64_t, row, team_threads);
-    MIXPI_SHARED(int32_t, id, team_threads);
-    const int me = (int)threadIdx.x;
-    int64_t count = 0;
-    for (int64_t first = 0; first < n; first += team_threads) {
-        /* Copy the next rows of the list and their ids to shared memory, one a thread. */
-        const int m = (int)least(team_threads, n - first);
-        if (me < m) {
-            row[me] = list[first + me];
-            id[me] = (int32_t)(s.ids[row[me]] - low);
+/* Counts the ids of the block in rows [first, end) of a warp: `own` has a number per id. Returns
+ * the number of rows with smaller ids in the thread's lane. */
+__device__ inline int64_t count_ids(const EmbeddingBackJob &s, int64_t low, int64_t high,
+    int64_t first, int64_t end, int32_t *own) {
+    int64_t below = 0;
+    int32_t id[ids_ahead];
+    for (int64_t i = first + (int)threadIdx.x % warp_size; i < end; i += ids_ahead * warp_size) {
+        read_ids(s, i, end, id);
+        MIXPI_UNROLL
+        for (int k = 0; k < ids_ahead; k++) {
+            const int64_t row = i + k * warp_size;
+            if (blockIdx.x == 0 && row < end && !is_id(id[k], s.vocab) && (!s.bag || id[k] >= 0))
+                note_fault(s.fault, FAULT_EMBEDDING_ID, row, id[k]);
+            below += id[k] >= 0 && id[k] < low;
+            if (id[k] >= low && id[k] < high) atomicAdd(own + (id[k] - low), 1);
         }
-        __syncthreads();
-
-        /* Collect the rows of the thread's own id, in order. */
-        for (int i = 0; i < m; i++) {
-            if (id[i] != me) continue;
-            if (to) to[count] = row[i];
-            count++;
-        }
-        __syncthreads();
     }
-    return count;
+    return below;
+}
+
+/* Places a row in each lane of a warp, in the order of the lanes; an id of -1 has no row. next:
+ * where the next row of each id goes. */
+__device__ inline void place_rows(int64_t *order, int32_t *next, int32_t id, int64_t row) {
+    const int lane = (int)threadIdx.x % warp_size;
+    int before = 0, same = 0;
+    MIXPI_UNROLL_BY(4)
+    for (int k = 0; k < warp_size; k++) {
+        const bool is = __shfl_sync(0xFFFFFFFFu, id, k) == id;
+        before += is && k < lane;
+        same += is;
+    }
+    const int32_t at = id >= 0 ? next[id] + before : 0;
+    if (id >= 0) order[at] = row;
+    __syncwarp();
+    if (id >= 0 && before == 0) next[id] = at + same;
+    __syncwarp();
 }
 
 __global__ void __launch_bounds__(team_threads)
     embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
-    /* Count the rows with ids below the block's, and the rows with ids of the block. */
+    MIXPI_SHARED(int32_t, next, sort_warps * team_threads);
+    const int me = (int)threadIdx.x, lane = me % warp_size, warp = me / warp_size;
     const int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
-    const int64_t me = (int64_t)threadIdx.x;
-    int64_t below = 0, own = 0;
-    for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
-        const int32_t id = id_of_row(s, i);
-        if (blockIdx.x == 0 && !is_id(id, s.vocab) && (!s.bag || id >= 0))
-            note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
-        below += id >= 0 && id < low;
-        own += id >= low && id < high;
-    }
-    below = block_sum(below);
-    own = block_sum(own);
+    const int64_t share = ceil_div(s.rows, sort_warps), first = warp * share;
+    const int64_t end = least(first + share, s.rows);
 
-    /* Collect the block's rows. The rows of a single id are sorted then. */
-    if (own) collect(s, low, high, each == 1 ? to.order + below : to.list + below);
+    /* Count each warp's rows by id, and the rows with ids below the block's. */
+    for (int k = me; k < sort_warps * team_threads; k += team_threads) next[k] = 0;
+    __syncthreads();
+    const int64_t below =
+        block_sum(count_ids(s, low, high, first, end, next + warp * team_threads));
+
+    /* Thread t finds where the rows of id low + t begin, and those of each warp among them. */
+    int32_t mine = 0, all;
+    for (int w = 0; w < sort_warps; w++) mine += next[w * team_threads + me];
+    int32_t at = block_scan(mine, &all) - mine;
+    if (low + me < high) to.start[low + me] = below + at;
+    if (high == s.vocab && me == 0) to.start[s.vocab] = below + all;
+    for (int w = 0; w < sort_warps; w++) {
+        const int32_t count = next[w * team_threads + me];
+        next[w * team_threads + me] = at;
+        at += count;
+    }
     __syncthreads();
 
-    /* Find where each id's rows begin, and place the rows there. */
-    int64_t mine =
-        each == 1 ? (me == 0 ? own : 0) : place_by_id(s, low, to.list + below, own, NULL);
-    int64_t all;
-    mine = below + block_scan(mine, &all) - mine;
-    if (low + me < high) to.start[low + me] = mine;
-    if (high == s.vocab && me == 0) to.start[s.vocab] = below + own;
-    if (each > 1) place_by_id(s, low, to.list + below, own, to.order + mine);
+    /* Place the rows, 32 at a time where any of them has an id of the block. Byte k of `found`
+     * counts those of the k-th 32. */
+    int32_t id[ids_ahead];
+    for (int64_t i = first; i < end; i += ids_ahead * warp_size) {
+        uint64_t found = 0;
+        read_ids(s, i + lane, end, id);
+        MIXPI_UNROLL
+        for (int k = 0; k < ids_ahead; k++) {
+            id[k] = id[k] >= low && id[k] < high ? (int32_t)(id[k] - low) : -1;
+            found |= (uint64_t)(id[k] >= 0) << 8 * k;
+        }
+        found = warp_sum(found);
+        MIXPI_UNROLL
+        for (int k = 0; k < ids_ahead; k++)
+            if (found >> 8 * k & 255)
+                place_rows(
+                    to.order + below, next + warp * team_threads, id[k], i + lane + k * warp_size);
+    }
 }
 
-/* Each thread computes one column of an id's row. */
+/* Adds the columns p of row i of dy to a sum, or what id i of a bag adds. */
+template <mixp_dtype D>
+__device__ inline void add_row(const EmbeddingBackJob &s, int64_t i, const Part &p, float *sum) {
+    float v[8];
+    if (!s.bag) typed_get_part<D>(s.dy, i * s.cols, p, s.wide, 0.0f, v);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (!s.bag) sum[k] += v[k];
+        else if (k < p.n) sum[k] = add_of_bag(s, i, p.col + k * p.step, sum[k]);
+    }
+}
+
+/* Each thread computes up to 8 columns of an id's row. Where 8 rows of vectors follow, it loads its
+ * parts of them before it adds them. */
+const int rows_ahead = 8;
+
+template <mixp_dtype D>
 __global__ void __launch_bounds__(team_threads)
     embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
-    const int64_t panels = ceil_div(s.cols, blockDim.x);
+    const int64_t panel = 8 * (int64_t)blockDim.x, panels = ceil_div(s.cols, panel);
     for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
-        const int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
+        const int64_t id = unit / panels, to = id * s.cols, start = unit % panels * panel;
+        const Part p = typed_part<D>(s.cols, start, (int)blockDim.x, (int)threadIdx.x);
         int64_t i = by.start[id], end = by.start[id + 1];
-        if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;
-        float sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
+        if (p.col >= s.cols || (i == end && s.dtable.accumulate)) continue;
+        float sum[8] = { 0 };
+        if (s.dtable.accumulate) get_part(as_in(s.dtable), to, p, s.wide, 0.0f, sum);
 
-        /* Load 8 rows at a time, then add them in order. */
-        for (; i + 8 <= end && !s.bag; i += 8) {
+        for (; D != any_real && i + rows_ahead <= end; i += rows_ahead) {
+            Raw8<D> row[rows_ahead];
             float v[8];
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
+            for (int r = 0; r < rows_ahead; r++)
+                row[r] = raw_get8<D>(s.dy.data, by.order[i + r] * s.cols + p.col);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) sum += v[k];
+            for (int r = 0; r < rows_ahead; r++) {
+                plain_values<D>(row[r], v);
+                MIXPI_UNROLL
+                for (int k = 0; k < 8; k++) sum[k] += v[k];
+            }
         }
-        for (; i < end && !s.bag; i++) sum += get1(s.dy, by.order[i] * s.cols + col);
-        for (; i < end; i++) sum = add_row(s, by.order[i], col, sum);
-        put1(s.dtable, id * s.cols + col, sum);
+        for (; i < end; i++) add_row<D>(s, by.order[i], p, sum);
+        put_part(s.dtable, to, p, s.wide, sum);
     }
 }
 
@@ -6257,12 +6315,11 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
 static size_t mixpi_cuda_carve_sorted(Sorted *to, EmbeddingBackJob *job, void *memory) {
-    const int64_t sorted = 2 * job->rows + job->vocab + 1, bags = job->bags.count ? job->rows : 0;
+    const int64_t sorted = job->rows + job->vocab + 1, bags = job->bags.count ? job->rows : 0;
     if (memory) {
-        to->list = (int64_t *)memory;
-        to->order = to->list + job->rows;
+        to->order = (int64_t *)memory;
         to->start = to->order + job->rows;
-        if (bags) job->bag = (int32_t *)(void *)(to->list + sorted);
+        if (bags) job->bag = (int32_t *)(void *)(to->order + sorted);
         if (bags) job->factor = (float *)(void *)(job->bag + bags);
     }
     return (size_t)sorted * sizeof(int64_t) + (size_t)bags * (sizeof(int32_t) + sizeof(float));
@@ -6293,9 +6350,10 @@ static mixp_result mixpi_cuda_embedding_backward(
     if (!k->dtable.data && (!k->bags.count || k->rows <= 0)) return MIXP_OK;
 
     /* Allocate memory for the sorted rows. */
-    Sorted to = { NULL, NULL, NULL };
+    Sorted to = { NULL, NULL };
     EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->dtable) && is_wide(k->dy);
     void *memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, &job, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_cuda_carve_sorted(&to, &job, memory);
@@ -6312,10 +6370,15 @@ static mixp_result mixpi_cuda_embedding_backward(
     if (r != MIXP_OK || k->cols <= 0) return r;
 
     /* Add the rows of each id. */
-    const int64_t threads = least(round_up(k->cols, warp_size), team_threads);
-    const unsigned grid = grid_for(k->vocab * ceil_div(k->cols, threads), 1);
-    return on.report("embedding_backward",
-        MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads, 0, on.stream, job, to));
+    const mixp_dtype typed = typed_rows(job.wide && !job.bag, k->cols, k->dy.dtype);
+    auto sums = typed == MIXP_F16    ? embedding_sums<MIXP_F16>
+                : typed == MIXP_BF16 ? embedding_sums<MIXP_BF16>
+                : typed == MIXP_F32  ? embedding_sums<MIXP_F32>
+                                     : embedding_sums<any_real>;
+    const int64_t threads = least(round_up(ceil_div(k->cols, 8), warp_size), team_threads);
+    const unsigned grid = grid_for(k->vocab * ceil_div(k->cols, 8 * threads), 1);
+    return on.report(
+        "embedding_backward", MIXPI_LAUNCH(sums, grid, (unsigned)threads, 0, on.stream, job, to));
 }
 
 static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
@@ -6379,6 +6442,7 @@ static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) 
 #undef MIXPI_ROWS
 #undef MIXPI_TYPED_ROWS
 #undef MIXPI_PARTS
+#undef MIXPI_TYPED_PARTS
 namespace {
 
 /* --- the largest element ----------------------------------------------------------- */

@@ -9,6 +9,8 @@
  *     cc -O2 -I. -DTRAINER_CUDA -c examples/llama.c
  *     nvcc -O2 -arch=native llama.o mixprec_cuda.cu -lcublasLt -o llama
  *
+ * On an H100 or H200 use -arch=sm_90a: attention is then 1.5 times as fast (docs/gpu.md).
+ *
  * MODEL is a folder with config.json, tokenizer.json and model.safetensors, or its shards with
  * their index; or a FILE.gguf. Weights are f32, f16 or bf16. This file has the weights, layers,
  * loss, steps, validation, sample and saves, in this order; the headers in trainer/ have the rest, which

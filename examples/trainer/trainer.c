@@ -9,6 +9,8 @@
  *     cc -O2 -DTRAINER_CUDA -c examples/trainer/trainer.c
  *     nvcc -O2 -arch=native trainer.o mixprec_cuda.cu -lcublasLt -o trainer
  *
+ * On an H100 or H200 use -arch=sm_90a: attention is then 1.5 times as fast (docs/gpu.md).
+ *
  * The model is nanoGPT's: pre-norm blocks, learned positions, the output head tied to the token
  * embedding. --preset modern has RMSNorm, rotary positions and other newer parts. The vocabulary of
  * a text is the set of its bytes. A FILE.bin holds tokens, in the format of nanoGPT and llm.c.

@@ -1263,7 +1263,7 @@ static void first(int64_t rows) {
     linear("logits", rows, vocab, width, MIXP_BF16, true);
     keep_measured();
     attention(MIXP_BF16, 1);
-    if (only.empty()) only = "cross entropy and its gradient";
+    embeddings(rows);
     cross_entropies(rows);
 }
 

@@ -10,15 +10,18 @@
 # mean of their differences to bf16 with the smallest and the largest. A second call goes on with rows
 # that are already in BUILD/recipe_loss.
 #
-# WAYS are the recipes, and must contain bf16. A way is fp32, bf16 or a recipe, and may go on:
+# WAYS are the recipes, and must contain bf16. VOCAB pads the vocabulary (auto: no padding): the head of a recipe has
+# a multiple of 16 rows. A way is fp32, bf16 or a recipe, and may go on:
 #   :PART     the trainer's --recipe-without PART
+#   @NAME     only of weights of that name, as in fp8@*wte* of the head
 #   +w, +x, +both, +rows      --over6 w, x or both; --row-scaled
 every='bf16 fp8 fp8-delayed fp8-block mxfp8 nvfp4 nvfp4:stochastic nvfp4:hadamard nvfp4:2d nvfp4:all'
 text=$1 steps=${2:-2000} seeds=${3:-1 2 3 4}
 build=${BUILD:-build} out=${BUILD:-build}/recipe_loss
 [ -r "$text" ] || { echo "usage: tests/bench/recipe_loss.sh TEXT [STEPS [SEEDS]]" >&2; exit 2; }
 mkdir -p "$out" || exit 1
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive build out text steps
+vocab=${VOCAB:-auto}
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive build out text steps vocab
 
 for seed in $seeds; do
     for way in ${WAYS:-$every}; do
@@ -27,10 +30,10 @@ for seed in $seeds; do
 done | xargs -n 2 -P "${JOBS:-2}" sh -c '
     way=${0%%+*} row=$out/$0.$steps.$1
     options="--dtype bf16 --recipe ${way%:*}"
-    case $0 in bf16) options="--dtype bf16" ;; fp32) options="--dtype fp32" ;; *:*) options="$options --recipe-without ${way#*:}" ;; esac
+    case $0 in bf16) options="--dtype bf16" ;; fp32) options="--dtype fp32" ;; *:*) options="$options --recipe-without ${way#*:}" ;; *@*) options="--dtype bf16 --recipe-of ${way#*@}=${way%@*}" ;; esac
     case $0+ in *+w+*) options="$options --over6 w" ;; *+x+*) options="$options --over6 x" ;; *+both+*) options="$options --over6 both" ;; esac
     case $0+ in *+rows+*) options="$options --row-scaled" ;; esac
-    "$build/trainer" --preset char-cpu --data "$text" $options --seed "$1" --steps "$steps" \
+    "$build/trainer" --preset char-cpu --data "$text" --vocab "$vocab" $options --seed "$1" --steps "$steps" \
         --eval-every "$steps" --eval-batches 200 --log-every "$steps" --sample 0 |
         sed -n "s/^best val \([0-9.]*\) at.*/\1/p" >"$row.part" && mv "$row.part" "$row"'
 

@@ -148,13 +148,15 @@ ms_of() {
         END { if (NR) printf "%.2f ms, %.2f GB", ms[int((NR + 1) / 2)], mem / 1e9; else printf "no row" }'
 }
 part_fp8() {
-    figure 'GPT-2 124M in bf16 at level 2, a recipe, products in fp8: ms a step, GB'
-    for recipe in none fp8 fp8-delayed; do
-        narrow=--narrow-products
-        [ $recipe != none ] || narrow=
+    figure 'GPT-2 124M in bf16 at level 2, a recipe, products in fp8 (head: of the head alone): ms a step, GB'
+    for recipe in none head fp8 fp8-delayed; do
+        case $recipe in
+        none) options='--recipe none' ;;
+        head) options='--recipe-of *wte*=fp8 --narrow-products' ;;
+        *)    options="--recipe $recipe --narrow-products" ;;
+        esac
         # shellcheck disable=SC2086
-        trained "  recipe $recipe" 30 ${DEVICE:---device cuda --graph} --dtype bf16 --level 2 --recipe $recipe $narrow \
-            ${GPT2:-$gpt2_shape}
+        trained "  recipe $recipe" 30 ${DEVICE:---device cuda --graph} --dtype bf16 --level 2 $options ${GPT2:-$gpt2_shape}
     done
 }
 part_big() {

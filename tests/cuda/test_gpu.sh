@@ -267,7 +267,7 @@ check 'and the cause is named'                  said '^!! steps: nvidia-smi name
 check 'the other parts'                         gpu 0 again where fp8 big races cpu
 check 'where a step goes'                       said '^gemm 12 60.0% 61.5'
 check 'by ncu as well'                          said '^NCU: 371 launches'
-check 'recipes'                                 lines '^  recipe .*: 122.50 ms, 30.00 GB' "$tmp/said" 3
+check 'recipes'                                 lines '^  recipe .*: 122.50 ms, 30.00 GB' "$tmp/said" 4
 check 'a larger model'                          said '^GPT-2 1.5B .*: 122.50 ms, 30.00 GB'
 check 'races'                                   said '^racecheck test_cuda_attention: status 0'
 check 'the CPU'                                 said '^  amx bf16   1: 122.50  2: 122.50  4: 122.50'
