@@ -1,5 +1,5 @@
 /* ops.h - functions of PyTorch that are made of mixprec's operators: einsum, norm, cumprod, tril, triu, roll, addcdiv,
- * scatter, searchsorted, triplet_margin; and gradcheck. It uses only the public API.
+ * scatter, searchsorted, scaled_dot_product_attention, triplet_margin; and gradcheck. It uses only the public API.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Include this file after mixprec.h, in C or C++. It runs on every device. A function returns NULL on an error, and the
@@ -55,6 +55,12 @@ OPS_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mi
  * values[..., m]. Result: i32, the shape of values, no gradient. All edges are compared with all values: 6 n m bytes of
  * memory. MIXP_ERR_SHAPE: shapes that do not fit, more than 2^24 edges, values of rank MIXP_MAX_RANK. */
 OPS_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges, mixp_tensor *values, int right);
+/* mixp_attention_apply in PyTorch's layout: q[b, heads, t, d], k and v [b, kv_heads, keys, d], and y as q. Heads and
+ * kv_heads of desc may be 0; desc NULL = all defaults. It makes four transposing copies: projections whose heads stay
+ * behind t, [b, t, heads, d], need none. Class, mask and other errors are those of mixp_attention_apply.
+ * MIXP_ERR_SHAPE: a rank that is not 4. */
+OPS_API mixp_tensor *mixp_scaled_dot_product_attention(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
+                                                       mixp_tensor *v, const mixp_attention_desc *desc);
 /* max(0, |anchor - positive| - |anchor - negative| + margin) of each row, reduced; |d| is the Euclidean length of
  * d + 1e-6 over the last dimension. Three tensors of one shape; all get gradients. Computed and returned in f32.
  * PyTorch's defaults: margin 1, swap 0, MIXP_REDUCE_MEAN. swap 1: the negative's distance is that to the anchor or to
@@ -288,6 +294,25 @@ OPS_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges, mi
     behind = mixp_argmax(ctx, behind, -1, 0);
     mixp_autocast_close(ctx, region);
     return behind;
+}
+
+/* --- scaled_dot_product_attention -------------------------------------------------------- */
+
+OPS_API mixp_tensor *mixp_scaled_dot_product_attention(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
+                                                       mixp_tensor *v, const mixp_attention_desc *desc) {
+    const char *name = "scaled_dot_product_attention";
+    mixp_attention_desc defaults;
+    memset(&defaults, 0, sizeof defaults);
+    if (!ops_usable(ctx, name, "q", q, 1) || !ops_usable(ctx, name, "k", k, 1) || !ops_usable(ctx, name, "v", v, 1))
+        return NULL;
+    if (q->rank != 4 || k->rank != 4 || v->rank != 4)
+        return ops_fail(ctx, MIXP_ERR_SHAPE, name, "q, k and v need rank 4, [b, heads, t, d]");
+    q = mixp_transpose(ctx, q, 1, 2);
+    k = mixp_transpose(ctx, k, 1, 2);
+    v = mixp_transpose(ctx, v, 1, 2);
+    if (!q || !k || !v) return NULL;
+    q = mixp_attention_apply(ctx, q, k, v, desc ? desc : &defaults);
+    return q ? mixp_transpose(ctx, q, 1, 2) : NULL;
 }
 
 /* --- triplet_margin ---------------------------------------------------------------------- */

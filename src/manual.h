@@ -236,8 +236,8 @@
  *       mixp_view_f32, mixp_view_f64 ...             float
  *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0;
  *                                                  a warning, on the CPU, if both stay 0
- *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
- *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time
+ *     q, k and v are in PyTorch's layout: use      the shapes are the same if t equals heads;
+ *       mixp_scaled_dot_product_attention            otherwise each row mixes heads with time
  *     your operator reads or writes float          its numbers are wrong in a region of f16 or
  *       arrays without MIXP_CLASS_ALL_F32            bf16, and right outside of it
  *     your operator's forward leaves elements      they have the values that the memory had before

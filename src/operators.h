@@ -101,13 +101,6 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
                                         int causal, float scale);
 
-/* Memory layout of q, k and v when heads are a dimension. */
-typedef enum mixp_attention_layout {
-    MIXP_LAYOUT_BTHD,           /* [b, t, heads, d]: the layout of a projection's result   */
-    MIXP_LAYOUT_BHTD            /* [b, heads, t, d]: PyTorch's layout, also of y. Costs four
-                                   transposing copies: prefer BTHD                         */
-} mixp_attention_layout;
-
 /* Settings of mixp_attention_apply. All zero except `heads`: softmax(q k' / sqrt(d)) v with as many
  * heads in q, k and v. */
 typedef struct mixp_attention_desc {
@@ -126,13 +119,12 @@ typedef struct mixp_attention_desc {
                                    value, which `lengths` hides. NULL = no mask            */
     mixp_tensor *lengths;       /* i32 [b]: number of valid keys of each sequence; the rest is
                                    padding. NULL = all keys                                */
-    mixp_attention_layout layout;   /* layout of q, k and v if they have rank 4            */
 } mixp_attention_desc;
 
 /* LOW. Attention of q[b, t, heads*d] with k and v[b, keys, kv_heads*d]. y has the shape of q. Each
- * input may have heads as a dimension instead: [b, t, heads, d] is the same memory. Do not
- * transpose to PyTorch's [b, heads, t, d]. If k and v are NULL, q is packed: [b, t, (heads + 2
- * kv_heads)*d].
+ * input may have heads as a dimension instead: [b, t, heads, d] is the same memory. For PyTorch's
+ * [b, heads, t, d] call mixp_scaled_dot_product_attention of examples/ops.h, which makes four
+ * transposing copies. If k and v are NULL, q is packed: [b, t, (heads + 2 kv_heads)*d].
  *
  * Fused: no array of t x keys scores is stored. Blocks that are hidden completely by lengths, or on
  * a CPU by a mask, are not computed. Separate and packed inputs are bit-identical. Autocast casts

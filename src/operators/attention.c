@@ -102,8 +102,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     k->heads = mixpi_heads_in(q, k->heads);
     if (!k->heads)
         return mixpi_attention_misfit(c, 0,
-            "q[b, t, heads*d], or q[b, t, heads, d]; [b, heads, t, d] with layout "
-            "MIXP_LAYOUT_BHTD");
+            "q[b, t, heads*d], or q[b, t, heads, d]; for [b, heads, t, d] call "
+            "mixp_scaled_dot_product_attention of examples/ops.h");
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
     if (k->kv_heads < 1 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
@@ -287,9 +287,6 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "attention: heads is %d and kv_heads is %d; both must be at least 0", desc->heads,
             desc->kv_heads);
-    if (desc && (unsigned)desc->layout > MIXP_LAYOUT_BHTD)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "attention: layout is %d; it must be one of mixp_attention_layout", (int)desc->layout);
     if (desc && !k == !v) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
         !desc ? "the description"
@@ -298,28 +295,10 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
         desc ? "; pass both k and v, or neither" : "");
 }
 
-/* PyTorch's layout: transposes q, k and v, and transposes y back. */
-static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
-    mixp_tensor *v, const mixp_attention_desc *desc) {
-    mixp_attention_desc as_projected = *desc;
-    as_projected.layout = MIXP_LAYOUT_BTHD;
-    if (!k || (mixpi_is_live(q) && q->rank != 4)) {
-        mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-            "attention: layout MIXP_LAYOUT_BHTD needs q, k and v of rank 4, [b, heads, t, d]");
-        return NULL;
-    }
-    q = mixp_transpose(ctx, q, 1, 2);
-    k = q ? mixp_transpose(ctx, k, 1, 2) : NULL;
-    v = k ? mixp_transpose(ctx, v, 1, 2) : NULL;
-    mixp_tensor *y = v ? mixp_attention_apply(ctx, q, k, v, &as_projected) : NULL;
-    return y ? mixp_transpose(ctx, y, 1, 2) : NULL;
-}
-
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
     mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
-    if (desc->layout == MIXP_LAYOUT_BHTD) return mixpi_attention_transposed(ctx, q, k, v, desc);
 
     /* The description, and what keys the dropout. */
     mixp_attention_args a = MIXPI_ZERO;

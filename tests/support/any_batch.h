@@ -210,13 +210,10 @@ static mixp_tensor *ab_attend(ab_net *n, int kv_heads, int causal, float softcap
 }
 
 static mixp_tensor *ab_heads_first(ab_net *n) {
-    mixp_attention_desc d;
     const int64_t shape[4] = { n->part.nb, AB_TIME, AB_HEADS, AB_WIDTH / AB_HEADS };
     mixp_tensor  *q = mixp_transpose(n->ctx, mixp_reshape(n->ctx, n->x, 4, shape), 1, 2);
     mixp_tensor  *v = mixp_transpose(n->ctx, mixp_reshape(n->ctx, n->y, 4, shape), 1, 2);
-    memset(&d, 0, sizeof d);
-    d.layout = MIXP_LAYOUT_BHTD;
-    return mixp_attention_apply(n->ctx, q, q, v, &d);
+    return mixp_scaled_dot_product_attention(n->ctx, q, q, v, NULL);
 }
 
 static mixp_tensor *ab_image(ab_net *n, int kind) {

@@ -473,10 +473,10 @@ def attention(m, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=
     if attn_mask is not None and not is_real(m, attn_mask):
         minus = m.full(m.lib.MIXP_F32, attn_mask.rank, shape(attn_mask), -math.inf)
         attn_mask = m.where(attn_mask, constant(m, 0.0), minus)
-    desc = m.new("mixp_attention_desc", causal=int(is_causal), scale=scale or 0.0, layout=m.lib.MIXP_LAYOUT_BHTD)
+    desc = m.new("mixp_attention_desc", causal=int(is_causal), scale=scale or 0.0)
     if attn_mask is not None:
         desc.mask = attn_mask
-    return m.attention_apply(q, k, v, desc)
+    return m.scaled_dot_product_attention(q, k, v, desc)
 
 
 # --- rows ---

@@ -748,14 +748,13 @@ static mixp_tensor *scored_apply(scored *s, int turned) {
     a.heads = S_HEADS;
     a.kv_heads = S_KV;
     a.causal = 1;
-    a.layout = MIXP_LAYOUT_BTHD;
     a.past = S_KEYS - S_T;
     a.lengths = mixp_input(s->ctx, MIXP_I32, 1, &n, s->lengths);
     if (turned) {
         q = mixp_transpose(s->ctx, mixp_reshape(s->ctx, q, 4, heads_q), 1, 2);
         k = mixp_transpose(s->ctx, mixp_reshape(s->ctx, k, 4, heads_k), 1, 2);
         a.heads = a.kv_heads = 0;
-        a.layout = MIXP_LAYOUT_BHTD;
+        return mixp_scaled_dot_product_attention(s->ctx, q, k, k, &a);
     }
     return mixp_attention_apply(s->ctx, q, k, k, &a);
 }

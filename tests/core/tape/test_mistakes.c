@@ -756,7 +756,7 @@ static const mistake mistakes[] = {
     MISTAKE(loss_behind_a_detach, ORDER, "it comes from detach"),
     MISTAKE(label_of_minus_one, ARGUMENT, "MIXP_IGNORE"),
     MISTAKE(mask_of_bytes, DTYPE, "-Inf where it is hidden"),
-    MISTAKE(pytorch_layout_with_heads, SHAPE, "MIXP_LAYOUT_BHTD"),
+    MISTAKE(pytorch_layout_with_heads, SHAPE, "mixp_scaled_dot_product_attention"),
     MISTAKE(group_of_nothing, ARGUMENT, "the group is NULL"),
     MISTAKE(new_group_of_nothing, ARGUMENT, "the group is NULL"),
     MISTAKE(loaded_too_soon, SHAPE, "call mixp_optimizer_add first"),
@@ -1137,9 +1137,8 @@ static void test_layouts_of_attention(void) {
     d.causal = 1;
     y = mixp_input(m.ctx, MIXP_F32, 4, bthd, turned);
     y = mixp_attention_apply(m.ctx, y, y, y, &d);
-    d.layout = MIXP_LAYOUT_BHTD;
     d.heads = 2;
-    z = mixp_attention_apply(m.ctx, q, q, q, &d);
+    z = mixp_scaled_dot_product_attention(m.ctx, q, q, q, &d);
     CHECK(y && z && z->rank == 4 && z->shape[1] == 2 && z->shape[2] == 3);
     CHECK_INT(mixp_read(y, a, MIXP_F32, 24), MIXP_OK);
     CHECK_INT(mixp_read(z, b, MIXP_F32, 24), MIXP_OK);
