@@ -236,8 +236,8 @@
  *       mixp_view_f32, mixp_view_f64 ...             float
  *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0;
  *                                                  a warning, on the CPU, if both stay 0
- *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
- *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time
+ *     q, k and v are in PyTorch's layout: use      the shapes are the same if t equals heads;
+ *       mixp_scaled_dot_product_attention            otherwise each row mixes heads with time
  *     your operator reads or writes float          its numbers are wrong in a region of f16 or
  *       arrays without MIXP_CLASS_ALL_F32            bf16, and right outside of it
  *     your operator's forward leaves elements      they have the values that the memory had before
@@ -5501,13 +5501,6 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
                                         int causal, float scale);
 
-/* Memory layout of q, k and v when heads are a dimension. */
-typedef enum mixp_attention_layout {
-    MIXP_LAYOUT_BTHD,           /* [b, t, heads, d]: the layout of a projection's result   */
-    MIXP_LAYOUT_BHTD            /* [b, heads, t, d]: PyTorch's layout, also of y. Costs four
-                                   transposing copies: prefer BTHD                         */
-} mixp_attention_layout;
-
 /* Settings of mixp_attention_apply. All zero except `heads`: softmax(q k' / sqrt(d)) v with as many
  * heads in q, k and v. */
 typedef struct mixp_attention_desc {
@@ -5526,13 +5519,12 @@ typedef struct mixp_attention_desc {
                                    value, which `lengths` hides. NULL = no mask            */
     mixp_tensor *lengths;       /* i32 [b]: number of valid keys of each sequence; the rest is
                                    padding. NULL = all keys                                */
-    mixp_attention_layout layout;   /* layout of q, k and v if they have rank 4            */
 } mixp_attention_desc;
 
 /* LOW. Attention of q[b, t, heads*d] with k and v[b, keys, kv_heads*d]. y has the shape of q. Each
- * input may have heads as a dimension instead: [b, t, heads, d] is the same memory. Do not
- * transpose to PyTorch's [b, heads, t, d]. If k and v are NULL, q is packed: [b, t, (heads + 2
- * kv_heads)*d].
+ * input may have heads as a dimension instead: [b, t, heads, d] is the same memory. For PyTorch's
+ * [b, heads, t, d] call mixp_scaled_dot_product_attention of examples/ops.h, which makes four
+ * transposing copies. If k and v are NULL, q is packed: [b, t, (heads + 2 kv_heads)*d].
  *
  * Fused: no array of t x keys scores is stored. Blocks that are hidden completely by lengths, or on
  * a CPU by a mask, are not computed. Separate and packed inputs are bit-identical. Autocast casts
@@ -24964,8 +24956,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     k->heads = mixpi_heads_in(q, k->heads);
     if (!k->heads)
         return mixpi_attention_misfit(c, 0,
-            "q[b, t, heads*d], or q[b, t, heads, d]; [b, heads, t, d] with layout "
-            "MIXP_LAYOUT_BHTD");
+            "q[b, t, heads*d], or q[b, t, heads, d]; for [b, heads, t, d] call "
+            "mixp_scaled_dot_product_attention of examples/ops.h");
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
     if (k->kv_heads < 1 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
@@ -25149,9 +25141,6 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "attention: heads is %d and kv_heads is %d; both must be at least 0", desc->heads,
             desc->kv_heads);
-    if (desc && (unsigned)desc->layout > MIXP_LAYOUT_BHTD)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-            "attention: layout is %d; it must be one of mixp_attention_layout", (int)desc->layout);
     if (desc && !k == !v) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
         !desc ? "the description"
@@ -25160,28 +25149,10 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
         desc ? "; pass both k and v, or neither" : "");
 }
 
-/* PyTorch's layout: transposes q, k and v, and transposes y back. */
-static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
-    mixp_tensor *v, const mixp_attention_desc *desc) {
-    mixp_attention_desc as_projected = *desc;
-    as_projected.layout = MIXP_LAYOUT_BTHD;
-    if (!k || (mixpi_is_live(q) && q->rank != 4)) {
-        mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-            "attention: layout MIXP_LAYOUT_BHTD needs q, k and v of rank 4, [b, heads, t, d]");
-        return NULL;
-    }
-    q = mixp_transpose(ctx, q, 1, 2);
-    k = q ? mixp_transpose(ctx, k, 1, 2) : NULL;
-    v = k ? mixp_transpose(ctx, v, 1, 2) : NULL;
-    mixp_tensor *y = v ? mixp_attention_apply(ctx, q, k, v, &as_projected) : NULL;
-    return y ? mixp_transpose(ctx, y, 1, 2) : NULL;
-}
-
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
     mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
-    if (desc->layout == MIXP_LAYOUT_BHTD) return mixpi_attention_transposed(ctx, q, k, v, desc);
 
     /* The description, and what keys the dropout. */
     mixp_attention_args a = MIXPI_ZERO;

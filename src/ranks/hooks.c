@@ -1,4 +1,5 @@
 #pragma once
+#include "../ranks.h"
 #include "../tensors/tensors.c"
 /* ==== 14. RANKS (implementation) ====================================================== */
 
