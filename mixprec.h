@@ -12260,23 +12260,22 @@ MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *c, mixp_out dst, mixp_in s
     const int64_t *d = c->axes.s[0], *s = c->axes.s[1];
     const int64_t size = (int64_t)mixp_dtype_size(src.dtype);
     char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8];
-    const int floats = MIXPI_PASS != 0 && dst.dtype == MIXP_F32 && src.dtype == MIXP_F32;
-    const int steps = MIXPI_P(has_step)(d[b]) && MIXPI_P(has_step)(s[b]);
-    int64_t row_step = s[a], r;
-    for (r = 0; floats && steps && r < rows; r++)
-        MIXPI_P(copy_floats_by)((float *)dst.data + r * d[a], d[b],
-                                (const float *)src.data + r * s[a], s[b], cols,
-                                dst.accumulate);
-    if (floats && steps) return;
-    if (!c->dense) {
+    const int same = dst.dtype == MIXP_F32 && src.dtype == MIXP_F32;
+    const int floats = MIXPI_PASS != 0 && same && MIXPI_P(has_step)(d[b]);
+    int64_t row_step = s[a], step = s[b], r;
+    if (!c->dense && !(floats && MIXPI_P(has_step)(step))) {
         MIXPI_P(gather_any)(size, tile, (const char *)src.data, rows, cols, s[a], s[b]);
         src.data = tile;
         row_step = cols;
+        step = 1;
     }
     for (r = 0; r < rows; r++) {
         mixp_out to = mixpi_out_at(dst, r * d[a]);
         mixp_in from = mixpi_in_at(src, r * row_step);
-        if (d[b] == 1) MIXPI_P(copy_row)(to, from, cols);
+        if (floats)
+            MIXPI_P(copy_floats_by)((float *)to.data, d[b], (const float *)from.data, step, cols,
+                                    dst.accumulate);
+        else if (d[b] == 1) MIXPI_P(copy_row)(to, from, cols);
         else MIXPI_P(copy_spread)(to, d[b], from, cols);
     }
 }
