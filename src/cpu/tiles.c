@@ -271,9 +271,10 @@ MIXPI_V void MIXPI_P(tiles_do)(const mixpi_tiles *t, int64_t i, int part, const 
 
 MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *from, const int tall, const int wide,
                                  const int how) {
-    const mixpi_tiles t = *from;    /* a copy stays in registers */
+    mixpi_tiles t = *from;      /* a copy stays in registers */
     const char *b = (const char *)t.b + t.steps * 2048;
     uintptr_t ask = t.ask;
+    t.b_row = 0;                /* a constant: only attention's steps have tiles side by side */
     MIXPI_P(tiles_begin)(&t, tall, wide);
     for (int64_t i = 0; i < t.steps; i++) {
         MIXPI_P(tiles_do)(&t, i, 0, tall, wide, how);
