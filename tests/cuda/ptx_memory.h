@@ -58,7 +58,7 @@ struct Launch {
 
 /* The newest access of a place in shared memory. others: bytes that other warps read as well in this
  * epoch of the block; lanes: bytes that other lanes read in this epoch of the warp. */
-struct Access { s16 thread = -1; u8 bytes = 0, others = 0, lanes = 0; u32 epoch = 0, sync = 0; };
+struct Access { s16 thread = -1; u8 bytes = 0, others = 0, lanes = 0; u32 epoch = 0, sync = 0; bool atomic = false; };
 /* fences: fence.proxy.async that the writer had executed before its write. */
 struct Shadow { Access write, read; u8 written = 0; u32 fences = 0; };      /* of four bytes    */
 
@@ -185,7 +185,7 @@ inline void note_read(const Warp &w, int lane, Shadow &s, u32 at, u8 bytes) {
     }
     if (is_concurrent(w, me, s.write, bytes))
         report_race(w, lane, "a race in shared memory: a read", at, s.write.thread);
-    Access now = { (s16)me, bytes, 0, 0, w.block->epoch, w.sync };
+    Access now = { (s16)me, bytes, 0, 0, w.block->epoch, w.sync, false };
     if (s.read.thread >= 0 && s.read.epoch == w.block->epoch) {
         const Access &old = s.read;
         bool same_warp = old.thread / 32 == w.number, same_sync = same_warp && old.sync == w.sync;
@@ -195,13 +195,14 @@ inline void note_read(const Warp &w, int lane, Shadow &s, u32 at, u8 bytes) {
     }
     s.read = now;
 }
-inline void note_write(const Warp &w, int lane, Shadow &s, u32 at, u8 bytes) {
+/* Two atomic operations are no race. */
+inline void note_write(const Warp &w, int lane, Shadow &s, u32 at, u8 bytes, bool atomic) {
     int me = 32 * w.number + lane;
-    if (is_concurrent(w, me, s.write, bytes))
+    if (is_concurrent(w, me, s.write, bytes) && !(atomic && s.write.atomic))
         report_race(w, lane, "a race in shared memory: a write after a write", at, s.write.thread);
     else if (is_concurrent(w, me, s.read, bytes))
         report_race(w, lane, "a race in shared memory: a write after a read", at, s.read.thread);
-    s.write = Access{ (s16)me, bytes, 0, 0, w.block->epoch, w.sync };
+    s.write = Access{ (s16)me, bytes, 0, 0, w.block->epoch, w.sync, atomic };
     s.read = Access();
     s.written |= bytes;
     s.fences = w.proxy.all[lane];
@@ -213,7 +214,7 @@ inline u8 bytes_in(u32 word, u32 at, u32 end) {
     return (u8)(((1u << last) - 1) & ~((1u << first) - 1));
 }
 
-inline void note_shared(const Warp &w, int lane, u32 at, int bytes, bool write) {
+inline void note_shared(const Warp &w, int lane, u32 at, int bytes, bool write, bool atomic = false) {
     u32 end = at + (u32)bytes;
     if (write && !w.block->unfinished.empty() && w.block->unfinished[at / 16]) {
         counts.races++;
@@ -221,7 +222,7 @@ inline void note_shared(const Warp &w, int lane, u32 at, int bytes, bool write) 
     }
     for (u32 word = at / 4; 4 * word < end; word++) {
         Shadow &s = w.block->shadow[word];
-        if (write) note_write(w, lane, s, at, bytes_in(word, at, end));
+        if (write) note_write(w, lane, s, at, bytes_in(word, at, end), atomic);
         else note_read(w, lane, s, at, bytes_in(word, at, end));
     }
 }
@@ -355,7 +356,7 @@ inline char *in_shared(const Warp &w, int lane, u64 at, int bytes, Use use) {
     at &= 0xFFFFFFFFu;
     if (at + (u64)bytes > b.shared_size) fault(w, lane, "beyond shared memory", at, bytes);
     int used = use == use_read && w.now->used_bytes ? w.now->used_bytes : bytes;
-    note_shared(w, lane, (u32)at, used, is_write(use));
+    note_shared(w, lane, (u32)at, used, is_write(use), use == use_atomic);
     return b.shared_bytes + at;
 }
 inline char *in_local(const Warp &w, int lane, u64 at, int bytes) {
