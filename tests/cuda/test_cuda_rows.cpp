@@ -293,9 +293,11 @@ static void embedding_bad_body(void) {
 static void embedding_bad(void) { in_all_schedules(embedding_bad_body); }
 
 /* The order of sums is the CPU's: the same bits. */
-static void embed_back_with(int64_t rows, int64_t cols, int64_t vocab, int64_t most, int add) {
-    Pair dy = numbers(any_dtype(), rows * cols, 1.0, any(2));
-    Pair dtable = output(any_dtype(), vocab * cols, add, any(2)), ids = indexes(rows, most);
+static const mixp_dtype any_kind = MIXP_DTYPE_COUNT;        /* any dtype, aligned or not */
+static const mixp_dtype kinds[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+static void embed_back_with(int64_t rows, int64_t cols, int64_t vocab, int64_t most, int add, mixp_dtype kind = any_kind) {
+    Pair dy = numbers(kind == any_kind ? any_dtype() : kind, rows * cols, 1.0, kind == any_kind && any(2));
+    Pair dtable = output(any_dtype(), vocab * cols, add, kind == any_kind && any(2)), ids = indexes(rows, most);
     BOTH(embedding_backward(X, args_embedding_backward(rows, cols, vocab, ON(dtable), add, ON(dy),
         AT(const int32_t, ids))));
     same_bits(dtable);
@@ -316,15 +318,15 @@ static void embedding_backward(void) { in_all_schedules(embedding_backward_body)
 static void embedding_sorted_body(void) {
     embed_back_with(300, 1, 513, 400, 1);
     embed_back_with(2100, 1, 257, 2, 0);
-    embed_back_with(60, 264, 3, 3, 1);
-    embed_back_with(60, 16, 3, 3, 0);
+    for (mixp_dtype kind : kinds) embed_back_with(60, 264, 3, 3, kind != MIXP_F16, kind);
 }
 static void embedding_sorted(void) { in_all_schedules(embedding_sorted_body); }
 
 /* --- cross entropy ----------------------------------------------------------------------- */
 
-static void entropy_with(int64_t rows, int64_t cols, int32_t ignore, int add, bool in_place) {
-    Pair logits = numbers(any_dtype(), rows * cols, 3.0, any(2)), targets = indexes(rows, cols);
+static void entropy_with(int64_t rows, int64_t cols, int32_t ignore, int add, bool in_place, mixp_dtype kind = any_kind) {
+    Pair logits = numbers(kind == any_kind ? any_dtype() : kind, rows * cols, 3.0, kind == any_kind && any(2));
+    Pair targets = indexes(rows, cols);
     Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * rows, 0);
     Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(any_dtype(), 1, 100.0, 0);
     Pair d = output(any_dtype(), rows * cols, add);
@@ -352,6 +354,8 @@ static void entropy_body(void) {
     entropy_with(9, 75, -100, 0, false);        /* a thread's elements lie apart */
     entropy_with(5, 2051, -100, 0, true);
     entropy_with(1, 5, -100, 0, false);         /* no row counts */
+    for (mixp_dtype kind : kinds)               /* rows of vectors, by a warp and by a block */
+        for (int64_t cols : { 40, 1032 }) entropy_with(4, cols, -100, 0, true, kind);
 }
 static void cross_entropy(void) { in_all_schedules(entropy_body); }
 
