@@ -295,7 +295,8 @@ static void embedding_bad(void) { in_all_schedules(embedding_bad_body); }
 /* The order of sums is the CPU's: the same bits. */
 static const mixp_dtype any_kind = MIXP_DTYPE_COUNT;        /* any dtype, aligned or not */
 static const mixp_dtype kinds[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
-static void embed_back_with(int64_t rows, int64_t cols, int64_t vocab, int64_t most, int add, mixp_dtype kind = any_kind) {
+static void embed_back_with(int64_t rows, int64_t cols, int64_t vocab, int64_t most, int add,
+                            mixp_dtype kind = any_kind) {
     Pair dy = numbers(kind == any_kind ? any_dtype() : kind, rows * cols, 1.0, kind == any_kind && any(2));
     Pair dtable = output(any_dtype(), vocab * cols, add, kind == any_kind && any(2)), ids = indexes(rows, most);
     BOTH(embedding_backward(X, args_embedding_backward(rows, cols, vocab, ON(dtable), add, ON(dy),
@@ -324,7 +325,8 @@ static void embedding_sorted(void) { in_all_schedules(embedding_sorted_body); }
 
 /* --- cross entropy ----------------------------------------------------------------------- */
 
-static void entropy_with(int64_t rows, int64_t cols, int32_t ignore, int add, bool in_place, mixp_dtype kind = any_kind) {
+static void entropy_with(int64_t rows, int64_t cols, int32_t ignore, int add, bool in_place,
+                         mixp_dtype kind = any_kind) {
     Pair logits = numbers(kind == any_kind ? any_dtype() : kind, rows * cols, 3.0, kind == any_kind && any(2));
     Pair targets = indexes(rows, cols);
     Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 3 * rows, 0);
