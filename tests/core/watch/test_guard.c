@@ -440,7 +440,6 @@ static void test_look_at(void) {
     static const mixp_dtype to[] = { MIXP_F8_E4M3, MIXP_F8_E5M2, MIXP_F16 };
     static const float most[] = { 448.0f, 57344.0f, 65504.0f };
     mixp_context *ctx = mixp_context_new(NULL);
-    const char *why;
     for (int i = 0; i < 5000; i++) x[i] = (float)ldexp(1.0 + i * 37 % 1000 / 1000.0, i * 7 % 40 - 20);
     mixp_tensor *t = mixp_param(ctx, "x", MIXP_F32, 2, shape);
     mixp_write(t, x, MIXP_F32, 5000);
