@@ -3007,14 +3007,15 @@ typedef struct mixp_gemm_epilogue_args {
     mixp_out       before;      /* m * n values, for GELU and GELU_BACK                    */
 } mixp_gemm_epilogue_args;
 
-/* Where the elements of an f32 matrix are: (i, j) is data[rows[i] + columns[j / run] + j % run]. The
+/* Where the elements of an f32 matrix are: (i, j) is data[rows[i] + runs[j / run] + j % run]. The
  * tables are host memory. rows NULL: the matrix has rows of ld*. */
-typedef struct mixp_indexed { const int64_t *rows, *columns; int64_t run; } mixp_indexed;
+typedef struct mixp_indexed { const int64_t *rows, *runs; int64_t run; } mixp_indexed;
 
 /* A product of an image's columns, which are read from the image, or are added to the image. The
  * bits are those of gemm with a copy of b, and of adding a copy of c to the image row by row.
- * b: of b as stored. c: alpha * op(a) op(b) is added to c; there is no bias. Rows i and j of c that
- * share an element have the same i / taps. MIXP_ERR_ARGUMENT: run or taps is below 1. */
+ * b: the places of b's elements, as stored. c: the places of c's elements, to which the product is
+ * added, whatever gemm.c.accumulate is. Rows i and j of c that share an element have the same
+ * i / taps. MIXP_ERR_ARGUMENT: run or taps is below 1, or there are a bias and c's places. */
 typedef struct mixp_gemm_indexed_args {
     mixp_gemm_args gemm;
     mixp_indexed   b, c;
@@ -5959,10 +5960,10 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
 
-/* KEEP. cast: to f32, f16 or bf16, also from f64, u8, i32 and i64, whose values become f32 first;
- * under a guard a cast to f16 or bf16 can fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
- * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension
- * counts from the end. */
+/* KEEP. cast: to f32, f16 or bf16, also from f64, u8, i32 and i64; rounded once, to nearest even.
+ * Under a guard a cast to f16 or bf16 can fall back, as any operator, and its result is f32 then.
+ * reshape: shares x's memory; one dimension may be -1. transpose: copies of any dtype with two
+ * dimensions swapped; a negative dimension counts from the end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape);
@@ -9835,7 +9836,7 @@ static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, m
     mixp_result r;
     if (!mixpi_gemm_starts(g, &r)) return r;
 #if defined(MIXPREC_CBLAS)
-    if (!indexed && mixpi_gemm_cblas(g)) return MIXP_OK;
+    if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
     mixpi_gemm_plan(&job, g, pairs, set, mixpi_workers(x, work), indexed);
     return mixpi_run_sliced(
@@ -14385,7 +14386,7 @@ MIXPI_K void MIXPI_P(load_indexed)(float *dst, int64_t ldd, const mixpi_gemm_blo
     const mixp_indexed *b = &s->job->indexed->b;
     int64_t run = j / b->run, at = j % b->run, m;
     for (; n > 0; n -= m, dst += m, run++, at = 0) {
-        const float *from = (const float *)s->job->g->b.data + s->b_at + b->columns[run] + at;
+        const float *from = (const float *)s->job->g->b.data + s->b_at + b->runs[run] + at;
         m = mixpi_min(n, b->run - at);
         for (int64_t i = 0; i < rows; i++)
             MIXPI_P(copy_floats)(dst + i * ldd, from + b->rows[row + i], (int)m);
@@ -14400,7 +14401,7 @@ MIXPI_K void MIXPI_P(add_indexed)(const mixpi_gemm_block *s, int64_t i, int64_t 
     for (; rows > 0; rows--, i++, part += s->job->cols) {
         float *to = (float *)s->job->g->c.data + s->c_at + c->rows[i];
         for (int64_t j = 0, run = 0; j < n; j += c->run, run++)
-            MIXPI_P(copy_floats_by)(to + c->columns[run], 1, part + j, 1,
+            MIXPI_P(copy_floats_by)(to + c->runs[run], 1, part + j, 1,
                                     mixpi_min(c->run, n - j), 1);
     }
 }
@@ -14693,13 +14694,20 @@ static const mixpi_gemm_shape MIXPI_P(gemm_shape) =
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
 { return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape), NULL); }
 
+/* Without this kernel a program's BLAS multiplies copies. */
+#if defined(MIXPREC_CBLAS)
+#  define MIXPI_INDEXED(name) NULL
+#else
+#  define MIXPI_INDEXED(name) MIXPI_P(name)
 MIXPI_K mixp_result MIXPI_P(gemm_indexed)(const mixp_exec *x, const mixp_gemm_indexed_args *k) {
     const int b = k->b.rows != NULL, c = k->c.rows != NULL;
     if ((b && k->gemm.b.dtype != MIXP_F32) || (c && k->gemm.c.dtype != MIXP_F32))
         return MIXP_ERR_DTYPE;
     if ((b && k->b.run < 1) || (c && (k->c.run < 1 || k->taps < 1))) return MIXP_ERR_ARGUMENT;
+    if (c && k->gemm.bias.data) return MIXP_ERR_ARGUMENT;
     return mixpi_cpu_gemm(x, &k->gemm, mixpi_no_pairs, &MIXPI_P(gemm_shape), k);
 }
+#endif
 /* --- Intel's tiles (AMX) ------------------------------------------------------------------ *
  *
  * What products and attention share. A tile holds 16 rows of 64 bytes. Tiles 0 to 3 hold the sums
@@ -14912,9 +14920,9 @@ MIXPI_V void MIXPI_P(tiles_b)(const char *b, int64_t row, const int wide) {
     if (wide) MIXPI_AMX_LOAD(7, b + (row == 64 ? 1024 : 64), row);
 }
 
-/* A part of a step of split operands: four products. Part 0 is low by low, or low by the operand
- * that is not split. Then a changes to its high part, and b to its; for SPLIT_B and SPLIT_BACK
- * first b, and then a. The last part has the low part again of what changed first. */
+/* A part of a step of split operands: four products. Their order, L the low parts and H the high:
+ * SPLIT aL bL, aH bL, aH bH, aL bH; SPLIT_BACK aL bL, aL bH, aH bH, aH bL; SPLIT_A aL b, aH b;
+ * SPLIT_B a bL, a bH. */
 MIXPI_V void MIXPI_P(tiles_part)(const char *a, const char *b, int64_t b_row, int part,
                                  const int tall, const int wide, const int how) {
     const int a_first = how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_A;
@@ -15459,7 +15467,7 @@ MIXPI_V void MIXPI_P(tiles_join)(float *kept, const float *sums) {
         mixpi_vstore(kept + i, mixpi_vadd(mixpi_vload(kept + i), mixpi_vload(sums + i)));
 }
 
-/* The steps of a tile in panel j of `panels` prefetch their share of op(a)'s panel from row i on. */
+/* The steps of a tile in panel j of `panels` prefetch their share of op(a)'s panel from row i. */
 MIXPI_V void MIXPI_P(tiles_ask)(const mixpi_tiles_block *s, mixpi_tiles *t, int64_t i, int64_t j,
                                 int64_t panels) {
     const mixp_gemm_args *g = s->job->cut.g;
@@ -16439,7 +16447,7 @@ MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_til
 typedef struct mixpi_tiled_block {
     mixpi_some_scores at;       /* n 0: there is no block                                  */
     float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
-    float *kept;                /* receives the weights in f32; NULL = none needs them     */
+    float *kept;                /* receives the weights in f32; NULL = not needed          */
     float  factors[MIXPI_QUERIES];      /* of the results before this block                */
 } mixpi_tiled_block;
 
@@ -18916,7 +18924,7 @@ MIXPI_SMALL_END
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL, MIXPI_CODER(quantise), MIXPI_CODER(hadamard), NULL,\
     NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore, MIXPI_P(check_buffers),           \
-    MIXPI_P(gemm_indexed)                                                                 \
+    MIXPI_INDEXED(gemm_indexed)                                                           \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -32574,7 +32582,7 @@ static void mixpi_warn_of_zeros(const mixp_optimizer *opt) {
             mixpi_warn(opt->ctx,
                 "the weights '%.60s' and '%.60s' are still 0 at step 20 of their optimizer, and so "
                 "are their gradients: initialise weights before the loop, with "
-                "mixp_init_kaiming_uniform or a relative",
+                "mixp_init_kaiming_uniform or another mixp_init function",
                 first->name, param->name);
             return;
         }
@@ -32873,8 +32881,9 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a smaller learning rate",
         "the batch contains Inf or NaN: not a scaling problem; look at the data",
         "the loss is not finite, or a buffer became so: not a scaling problem. An operator "
-        "exceeded the range of its dtype (f16: 65,504), or the batch contains Inf or NaN. A guard "
-        "cures the first and names both: turn it on, and repeat the step with mixp_retry",
+        "exceeded the range of its dtype (f16: 65,504), or the batch contains Inf or NaN. Start a "
+        "guard and repeat the step with mixp_retry: it names the cause, and an operator that "
+        "overflows then stores f32",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
         "problem; leave a score of each row unmasked, or mask with a finite number",
         "none: no value was Inf or NaN. If the step was skipped, the verdict's reason says why"

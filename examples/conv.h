@@ -10,8 +10,8 @@
  *
  * A convolution is a product with the image's columns: the values under each tap of the kernel. Columns are computed
  * for a few samples at a time, at most CONV_COLUMNS values (so that a CPU's cache keeps them; on a GPU eight times as
- * many), and again in backward. One copy makes them from an image with its padding around it. In f32 on a CPU there is
- * no such copy: the product reads the columns from the padded image. */
+ * many), and again in backward. One copy makes them from an image with its padding around it. In f32 on a CPU
+ * the product reads the columns from the padded image, unless the gradient of a large image does not fit (CONV_COLUMNS). */
 #ifndef CONV_H
 #define CONV_H
 
@@ -362,8 +362,8 @@ typedef struct conv_work {
     mixp_tensor  *columns, *padded;     /* for those samples; NULL if not needed                             */
     mixp_tensor  *rows, *runs;  /* gemm_indexed: where each tap of each channel is, and each row of places;
                                    NULL: not used                                                            */
-    mixp_in       b;            /* a product's columns: their values, and the                                */
-    int64_t       row, sample;  /* distances from one row and one sample of them to the next                 */
+    mixp_in       b;            /* the columns that a product reads                                          */
+    int64_t       row, sample;  /* elements from one row of b, from one sample of b, to the next             */
 } conv_work;
 
 static int64_t conv_room(mixp_context *ctx)
@@ -485,7 +485,7 @@ static mixp_result conv_product_indexed(const conv_work *w, mixp_gemm_args *k, i
     k->alpha = 1;
     x.gemm = *k;
     columns->rows = (const int64_t *)w->rows->data + first;
-    columns->columns = (const int64_t *)w->runs->data;
+    columns->runs = (const int64_t *)w->runs->data;
     columns->run = w->s.places[2];
     x.taps = conv_taps(&w->s);
     return mixp_context_device(w->ctx)->kernels->gemm_indexed(mixp_context_exec(w->ctx), &x);

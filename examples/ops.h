@@ -74,7 +74,8 @@ OPS_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
  * mixp_step_begin; fn must be deterministic. Inputs keep their values. Rounding in f32 makes a worst of about 1e-3; a
  * wrong gradient is far above 1e-2.
  *
- * MIXP_ERR_ORDER: fn returns two results for the same inputs, as with dropout, or runs under autocast. MIXP_ERR_DTYPE:
+ * MIXP_ERR_ORDER: fn returns two results for the same inputs, as with dropout, or runs under autocast, or an input is
+ * not a parameter or a view but a result of an operator, which a step forgets. MIXP_ERR_DTYPE:
  * an input is not f32. MIXP_ERR_ARGUMENT: a pointer is NULL, there is no input, an input belongs to another context, or
  * eps is not finite. */
 OPS_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *),
@@ -329,9 +330,9 @@ static mixp_tensor *ops_distance(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
 /* The losses of all rows, reduced. */
 static mixp_tensor *ops_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive, mixp_tensor *negative,
                                 float margin, int swap, mixp_reduction reduction) {
-    mixp_tensor *far = ops_distance(ctx, anchor, negative), *y;
-    if (swap) far = mixp_minimum(ctx, far, ops_distance(ctx, positive, negative));
-    y = mixp_sub(ctx, ops_distance(ctx, anchor, positive), far);
+    mixp_tensor *apart = ops_distance(ctx, anchor, negative), *y;
+    if (swap) apart = mixp_minimum(ctx, apart, ops_distance(ctx, positive, negative));
+    y = mixp_sub(ctx, ops_distance(ctx, anchor, positive), apart);
     y = mixp_relu(ctx, mixp_add_scalar(ctx, y, margin));
     if (reduction == MIXP_REDUCE_NONE) return y;
     return reduction == MIXP_REDUCE_SUM ? mixp_sum(ctx, y, MIXP_ALL, 0) : mixp_mean(ctx, y, MIXP_ALL, 0);
@@ -480,10 +481,13 @@ OPS_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(m
     if (!k.value) return mixp_context_fail(ctx, MIXP_ERR_MEMORY, "mixp_check_gradients: out of memory");
     k.analytic = k.value + most;
 
+    /* A result of an earlier step is refused here, before another tensor takes its place. */
+    r = mixp_step_begin(ctx);
+    for (int i = 0; i < n_inputs && r == MIXP_OK; i++) r = mixp_read(inputs[i], k.value, MIXP_F32, inputs[i]->count);
     /* The gradients that the walk computes, beside differences of the loss. */
-    for (int i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
+    for (int i = 0; i < n_inputs && r == MIXP_OK; i++) inputs[i]->grad = NULL;
     *worst = 0.0;
-    r = ops_check_walk(&k);
+    if (r == MIXP_OK) r = ops_check_walk(&k);
     for (int i = 0; i < n_inputs && r == MIXP_OK; i++) r = ops_check_input(&k, inputs[i], worst);
     free(k.value);
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;

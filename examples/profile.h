@@ -26,6 +26,8 @@ typedef enum profile_group {
 /* X(group, kernel, displayed name, parameters, arguments), one row for each line of mixp_kernels. */
 #define PROFILE_KERNELS(X)                                                                        \
     X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
+    X(GEMM, gemm_indexed, "gemm of an image's columns",                                           \
+      (const mixp_exec *x, const mixp_gemm_indexed_args *k), (x, k))                              \
     X(GEMM, gemm_epilogue, "gemm with sums or gelu",                                              \
       (const mixp_exec *x, const mixp_gemm_epilogue_args *k), (x, k))                             \
     X(GEMM, gemm_narrow, "gemm in fp8 or fp4",                                                    \

@@ -476,14 +476,15 @@ typedef struct mixp_gemm_epilogue_args {
     mixp_out       before;      /* m * n values, for GELU and GELU_BACK                    */
 } mixp_gemm_epilogue_args;
 
-/* Where the elements of an f32 matrix are: (i, j) is data[rows[i] + columns[j / run] + j % run]. The
+/* Where the elements of an f32 matrix are: (i, j) is data[rows[i] + runs[j / run] + j % run]. The
  * tables are host memory. rows NULL: the matrix has rows of ld*. */
-typedef struct mixp_indexed { const int64_t *rows, *columns; int64_t run; } mixp_indexed;
+typedef struct mixp_indexed { const int64_t *rows, *runs; int64_t run; } mixp_indexed;
 
 /* A product of an image's columns, which are read from the image, or are added to the image. The
  * bits are those of gemm with a copy of b, and of adding a copy of c to the image row by row.
- * b: of b as stored. c: alpha * op(a) op(b) is added to c; there is no bias. Rows i and j of c that
- * share an element have the same i / taps. MIXP_ERR_ARGUMENT: run or taps is below 1. */
+ * b: the places of b's elements, as stored. c: the places of c's elements, to which the product is
+ * added, whatever gemm.c.accumulate is. Rows i and j of c that share an element have the same
+ * i / taps. MIXP_ERR_ARGUMENT: run or taps is below 1, or there are a bias and c's places. */
 typedef struct mixp_gemm_indexed_args {
     mixp_gemm_args gemm;
     mixp_indexed   b, c;

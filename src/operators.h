@@ -559,10 +559,10 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
 
-/* KEEP. cast: to f32, f16 or bf16, also from f64, u8, i32 and i64, whose values become f32 first;
- * under a guard a cast to f16 or bf16 can fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
- * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension
- * counts from the end. */
+/* KEEP. cast: to f32, f16 or bf16, also from f64, u8, i32 and i64; rounded once, to nearest even.
+ * Under a guard a cast to f16 or bf16 can fall back, as any operator, and its result is f32 then.
+ * reshape: shares x's memory; one dimension may be -1. transpose: copies of any dtype with two
+ * dimensions swapped; a negative dimension counts from the end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape);

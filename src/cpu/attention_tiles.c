@@ -156,7 +156,7 @@ MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_til
 typedef struct mixpi_tiled_block {
     mixpi_some_scores at;       /* n 0: there is no block                                  */
     float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
-    float *kept;                /* receives the weights in f32; NULL = none needs them     */
+    float *kept;                /* receives the weights in f32; NULL = not needed          */
     float  factors[MIXPI_QUERIES];      /* of the results before this block                */
 } mixpi_tiled_block;
 

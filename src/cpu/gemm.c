@@ -493,7 +493,7 @@ MIXPI_K void MIXPI_P(load_indexed)(float *dst, int64_t ldd, const mixpi_gemm_blo
     const mixp_indexed *b = &s->job->indexed->b;
     int64_t run = j / b->run, at = j % b->run, m;
     for (; n > 0; n -= m, dst += m, run++, at = 0) {
-        const float *from = (const float *)s->job->g->b.data + s->b_at + b->columns[run] + at;
+        const float *from = (const float *)s->job->g->b.data + s->b_at + b->runs[run] + at;
         m = mixpi_min(n, b->run - at);
         for (int64_t i = 0; i < rows; i++)
             MIXPI_P(copy_floats)(dst + i * ldd, from + b->rows[row + i], (int)m);
@@ -508,7 +508,7 @@ MIXPI_K void MIXPI_P(add_indexed)(const mixpi_gemm_block *s, int64_t i, int64_t 
     for (; rows > 0; rows--, i++, part += s->job->cols) {
         float *to = (float *)s->job->g->c.data + s->c_at + c->rows[i];
         for (int64_t j = 0, run = 0; j < n; j += c->run, run++)
-            MIXPI_P(copy_floats_by)(to + c->columns[run], 1, part + j, 1,
+            MIXPI_P(copy_floats_by)(to + c->runs[run], 1, part + j, 1,
                                     mixpi_min(c->run, n - j), 1);
     }
 }
@@ -801,10 +801,17 @@ static const mixpi_gemm_shape MIXPI_P(gemm_shape) =
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
 { return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape), NULL); }
 
+/* Without this kernel a program's BLAS multiplies copies. */
+#if defined(MIXPREC_CBLAS)
+#  define MIXPI_INDEXED(name) NULL
+#else
+#  define MIXPI_INDEXED(name) MIXPI_P(name)
 MIXPI_K mixp_result MIXPI_P(gemm_indexed)(const mixp_exec *x, const mixp_gemm_indexed_args *k) {
     const int b = k->b.rows != NULL, c = k->c.rows != NULL;
     if ((b && k->gemm.b.dtype != MIXP_F32) || (c && k->gemm.c.dtype != MIXP_F32))
         return MIXP_ERR_DTYPE;
     if ((b && k->b.run < 1) || (c && (k->c.run < 1 || k->taps < 1))) return MIXP_ERR_ARGUMENT;
+    if (c && k->gemm.bias.data) return MIXP_ERR_ARGUMENT;
     return mixpi_cpu_gemm(x, &k->gemm, mixpi_no_pairs, &MIXPI_P(gemm_shape), k);
 }
+#endif

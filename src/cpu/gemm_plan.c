@@ -394,7 +394,7 @@ static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, m
     mixp_result r;
     if (!mixpi_gemm_starts(g, &r)) return r;
 #if defined(MIXPREC_CBLAS)
-    if (!indexed && mixpi_gemm_cblas(g)) return MIXP_OK;
+    if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
     mixpi_gemm_plan(&job, g, pairs, set, mixpi_workers(x, work), indexed);
     return mixpi_run_sliced(

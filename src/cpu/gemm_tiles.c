@@ -303,7 +303,7 @@ MIXPI_V void MIXPI_P(tiles_join)(float *kept, const float *sums) {
         mixpi_vstore(kept + i, mixpi_vadd(mixpi_vload(kept + i), mixpi_vload(sums + i)));
 }
 
-/* The steps of a tile in panel j of `panels` prefetch their share of op(a)'s panel from row i on. */
+/* The steps of a tile in panel j of `panels` prefetch their share of op(a)'s panel from row i. */
 MIXPI_V void MIXPI_P(tiles_ask)(const mixpi_tiles_block *s, mixpi_tiles *t, int64_t i, int64_t j,
                                 int64_t panels) {
     const mixp_gemm_args *g = s->job->cut.g;

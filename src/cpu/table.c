@@ -29,7 +29,7 @@
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL, MIXPI_CODER(quantise), MIXPI_CODER(hadamard), NULL,\
     NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore, MIXPI_P(check_buffers),           \
-    MIXPI_P(gemm_indexed)                                                                 \
+    MIXPI_INDEXED(gemm_indexed)                                                           \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));

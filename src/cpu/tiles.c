@@ -212,9 +212,9 @@ MIXPI_V void MIXPI_P(tiles_b)(const char *b, int64_t row, const int wide) {
     if (wide) MIXPI_AMX_LOAD(7, b + (row == 64 ? 1024 : 64), row);
 }
 
-/* A part of a step of split operands: four products. Part 0 is low by low, or low by the operand
- * that is not split. Then a changes to its high part, and b to its; for SPLIT_B and SPLIT_BACK
- * first b, and then a. The last part has the low part again of what changed first. */
+/* A part of a step of split operands: four products. Their order, L the low parts and H the high:
+ * SPLIT aL bL, aH bL, aH bH, aL bH; SPLIT_BACK aL bL, aL bH, aH bH, aH bL; SPLIT_A aL b, aH b;
+ * SPLIT_B a bL, a bH. */
 MIXPI_V void MIXPI_P(tiles_part)(const char *a, const char *b, int64_t b_row, int part,
                                  const int tall, const int wide, const int how) {
     const int a_first = how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_A;

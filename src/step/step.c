@@ -125,7 +125,7 @@ static void mixpi_warn_of_zeros(const mixp_optimizer *opt) {
             mixpi_warn(opt->ctx,
                 "the weights '%.60s' and '%.60s' are still 0 at step 20 of their optimizer, and so "
                 "are their gradients: initialise weights before the loop, with "
-                "mixp_init_kaiming_uniform or a relative",
+                "mixp_init_kaiming_uniform or another mixp_init function",
                 first->name, param->name);
             return;
         }
@@ -424,8 +424,9 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a smaller learning rate",
         "the batch contains Inf or NaN: not a scaling problem; look at the data",
         "the loss is not finite, or a buffer became so: not a scaling problem. An operator "
-        "exceeded the range of its dtype (f16: 65,504), or the batch contains Inf or NaN. A guard "
-        "cures the first and names both: turn it on, and repeat the step with mixp_retry",
+        "exceeded the range of its dtype (f16: 65,504), or the batch contains Inf or NaN. Start a "
+        "guard and repeat the step with mixp_retry: it names the cause, and an operator that "
+        "overflows then stores f32",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
         "problem; leave a score of each row unmasked, or mask with a finite number",
         "none: no value was Inf or NaN. If the step was skipped, the verdict's reason says why"

@@ -653,6 +653,7 @@ static void indexed_products(void) {
     REFUSES_NUMBER(gemm_indexed, good, k.b.run = 0);
     REFUSES_NUMBER(gemm_indexed, good, k.c.run = 0);
     REFUSES_NUMBER(gemm_indexed, good, k.taps = 0);
+    REFUSES_NUMBER(gemm_indexed, good, k.gemm.bias = k.gemm.a);
     LACKS_MEMORY(gemm_indexed, good);
 }
 

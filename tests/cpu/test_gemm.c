@@ -150,7 +150,7 @@ static mixp_indexed indexed_new(int64_t rows, int64_t columns, int64_t taps) {
     return at;
 }
 static float *indexed_at(float *base, const mixp_indexed *at, int64_t i, int64_t j)
-{ return base + at->rows[i] + at->columns[j / at->run] + j % at->run; }
+{ return base + at->rows[i] + at->runs[j / at->run] + j % at->run; }
 
 /* gemm of a copy of b has the bits of gemm_indexed. */
 static void indexed_b(const mixp_device *d, problem *p, int threads) {

@@ -739,6 +739,12 @@ static void test_casts_of_integers(void) {
         }
     }
     MIXP_AUTOCAST(case_c, MIXP_F16) case_has(mixp_scale(case_c, x, 2.0f), MIXP_BF16, 6);
+
+    /* Rounded once: through f32 these would be 16777216 and 1. */
+    const int64_t  long_one[6] = { 16842753 };
+    const double   double_one[6] = { 1.0 + 1.0 / 2048 + 1.0 / (2048.0 * 2048.0) };
+    CHECK_NEAR(*case_read(mixp_cast(case_c, mixp_input_i64(case_c, 2, shape, long_one), MIXP_BF16), 6), 16908288, 0.0);
+    CHECK_NEAR(*case_read(mixp_cast(case_c, mixp_input_f64(case_c, 2, shape, double_one), MIXP_F16), 6), 1.0009765625, 0.0);
     CHECK_INT(mixp_context_error(case_c, NULL), MIXP_OK);
     case_refused(mixp_cast(case_c, x, MIXP_I32), MIXP_ERR_DTYPE, "cast");
     case_refused(mixp_cast(case_c, mixp_input(case_c, MIXP_F8_E4M3, 2, shape, bytes), MIXP_F32), MIXP_ERR_DTYPE, "cast: input 0 is f8_e4m3");

@@ -592,6 +592,10 @@ static void a_refused_check_forgets_no_gradient(void) {
     CHECK(p->grad != NULL);
     CHECK_INT(mixp_check_gradients(ctx, sum_of, p, 1, in, 0, &worst), MIXP_OK);
     CHECK_NEAR(worst, 0, 1e-3);
+    mixp_step_begin(ctx);
+    in[0] = mixp_scale(ctx, p, 2.0f);
+    CHECK_INT(mixp_check_gradients(ctx, sum_of, p, 1, in, 0, &worst), MIXP_ERR_ORDER);
+    clear(ctx, MIXP_ERR_ORDER, "earlier step");
     mixp_context_free(ctx);
     mixp_context_free(other);
 }
