@@ -39,9 +39,9 @@ skips_of_readme() {
 }
 if [ -n "$MIXPREC_TEST_QUICK" ]; then skip "README's table: in make test-long"
 else
-    check "README's row 2"                              readme atmosphere 'Air pressure'
-    check "README's row 3"                              readme gemma 'Gemma'
-    check "README's row 4"                              readme year 'A date'
+    check "README's row 2"                              readme atmosphere 'Inputs too large'
+    check "README's row 3"                              readme gemma 'A product too large'
+    check "README's row 4"                              readme year 'Digits lost'
     check 'the steps that README says are skipped'      skips_of_readme
 fi
 unknown() { "$build/proof" moon fp32 2>"$tmp/why"; [ $? -eq 2 ] && grep -q usage "$tmp/why"; }
