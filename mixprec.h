@@ -15946,7 +15946,7 @@ MIXPI_K void MIXPI_P(queries_begin)(const mixpi_attention_job *job, mixpi_met_qu
 }
 
 /* The scores that the queries have with the next block of keys that the mask does not hide, from
- * key k0 on. Keys before `last` count. n is 0 if there is none. */
+ * key k0 on. Only the keys before `last` count. The result's n is 0 if the mask hides all of them. */
 MIXPI_K mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_attention_job *job,
                                                 const mixpi_met_queries *s, int64_t k0,
                                                 int64_t last) {
@@ -32568,8 +32568,8 @@ static int mixpi_holds_zeros(const mixp_tensor *t) {
     return i == t->count;
 }
 
-/* Warns, at step 20, of weights that nobody has initialised: where two layers in a row are 0, both
- * get gradients of 0. Looks at memory of the host only. */
+/* Warns, at step 20, of uninitialised weights: if the weights of two layers in a row are 0, the
+ * gradients of both are 0. Looks at memory of the host only. */
 static void mixpi_warn_of_zeros(const mixp_optimizer *opt) {
     const mixp_tensor *first = NULL;
     if (opt->ctx->device->download) return;

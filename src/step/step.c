@@ -111,8 +111,8 @@ static int mixpi_holds_zeros(const mixp_tensor *t) {
     return i == t->count;
 }
 
-/* Warns, at step 20, of weights that nobody has initialised: where two layers in a row are 0, both
- * get gradients of 0. Looks at memory of the host only. */
+/* Warns, at step 20, of uninitialised weights: if the weights of two layers in a row are 0, the
+ * gradients of both are 0. Looks at memory of the host only. */
 static void mixpi_warn_of_zeros(const mixp_optimizer *opt) {
     const mixp_tensor *first = NULL;
     if (opt->ctx->device->download) return;
