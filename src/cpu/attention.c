@@ -306,7 +306,7 @@ MIXPI_K void MIXPI_P(queries_begin)(const mixpi_attention_job *job, mixpi_met_qu
 }
 
 /* The scores that the queries have with the next block of keys that the mask does not hide, from
- * key k0 on. Only the keys before `last` count. The result's n is 0 if the mask hides all of them. */
+ * key k0 on. Only the keys before `last` count. The result's n is 0 if the mask hides all. */
 MIXPI_K mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_attention_job *job,
                                                 const mixpi_met_queries *s, int64_t k0,
                                                 int64_t last) {
